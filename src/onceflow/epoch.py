@@ -1,0 +1,364 @@
+"""The epoch protocol: how a row gets from a source to its targets exactly once.
+
+**Opening a query** (every start, before Spark starts it):
+
+1. lead     take the lease and, with it, a term above every term seen
+2. fence    append fence(term) to the epoch log: no older term can decide any more; then write
+            the term into every output's ledger: no older term can publish any more; then read
+            the ledgers
+3. recover  publish what the last decision says and the ledgers don't have; then make Spark's
+            files agree with the decisions. Nothing is evaluated again
+4. sweep    remove what older terms staged; all that was decided is published by now
+5. no-data  if the watermark moved in the last epoch, put in the epoch without data that Spark
+            would have run and, after a restart, does not
+
+**One epoch** (inside `foreachBatch`):
+
+1. check    nobody came after us; Spark planned the range that follows the last decision, and its
+            file says what its memory says
+2. stage    one Spark action: rows and state of one attempt, where no reader sees them
+3. harden   fsync rows, offsets and state
+4. decide   append the decision: the commit point. From here on the epoch will be published
+5. publish  each output by compare-and-set from the ledger position that the decision names
+6. sweep    remove what was staged
+
+Then Spark writes `commits/<N>`. Whatever crashes before 4 leaves nothing but staged files;
+whatever crashes after 4 is finished by the next opening. `reach` marks the fault points.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from onceflow import __version__
+from onceflow.epoch_log import Decision, OutputDecision
+from onceflow.errors import JobError, PlanChanged
+from onceflow.home import Query, now
+from onceflow.identity import refuse_foreign_ledger, refuse_other_checkpoint
+from onceflow.runtime.lease import Lease, host_name
+from onceflow.sinks.base import Sink
+from onceflow.sinks.committables import harden, verify
+from onceflow.sinks.ledger import Committable, Ledger, Position, Publication
+from onceflow.sources.files import bad_input
+from onceflow.spark_inside import (
+    COMPACT_INTERVAL,
+    Checkpoint,
+    Plan,
+    RunningQuery,
+    SourceEntries,
+    advance_watermark,
+    offset_after,
+    parse_offsets,
+)
+from onceflow.staging import Stager, refuse_columns
+from onceflow.testing.faults import reach
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A query as its author declared it."""
+
+    df: Any
+    outputs: Mapping[str, Sink]
+    mode: str = "append"
+    by: str | None = None
+    keep_epochs: int = 100
+
+
+class Stopping(Exception):
+    """The driver was asked to stop: no further epoch begins."""
+
+
+class Epochs:
+    """The epochs of one query under one term. Spark calls it once for each epoch."""
+
+    def __init__(self, query: Query, declared: Declared, lease: Lease) -> None:
+        self.query = query
+        self.declared = declared
+        self.lease = lease
+        self.log = query.epoch_log()
+        self.checkpoint = Checkpoint(query.folder)
+        self.schema: str = declared.df.schema.json()
+        self.term = 0
+        self.failure: BaseException | None = None
+        self._ledgers: dict[str, Ledger] = {}
+        self._stager = Stager(declared.outputs, declared.by, self.schema)
+        self._running: RunningQuery | None = None
+        self._busy = threading.Lock()
+        self._stopping = False
+
+    # ================================================================ opening
+
+    def open(self) -> None:
+        """Steps 1 to 5. Afterwards Spark may start the query from its checkpoint."""
+        self._refuse_what_cannot_work()
+
+        # 1. lead
+        seen = [sink.published(self._id(name)).term for name, sink in self._outputs]
+        self.term = self.lease.next_term(max([self.log.read().term, *seen]))
+        reach("open.led")
+
+        # 2. fence: first the epoch log, then every ledger; only then is a ledger worth reading
+        token = uuid.uuid4().hex
+        self.log.fence(self.term, self._facts())
+        refuse_other_checkpoint(self.query, self.log.last, self.checkpoint)
+        reach("open.fenced")
+        for name, sink in self._outputs:
+            self._ledgers[name] = sink.fence(self._id(name), term=self.term, token=token)
+            reach("open.ledger-fenced")
+        for name, sink in self._outputs:
+            refuse_foreign_ledger(
+                self.query, self.log.last, self._ledgers[name], f"{sink}, output {self._id(name)}"
+            )
+        reach("open.ledgers-read")
+
+        # 3. recover: rows first, then Spark
+        self._publish_last()
+        reach("open.published")
+        self._make_spark_agree()
+        reach("open.spark-agrees")
+
+        # 4. sweep
+        self._sweep_staged()
+        for name, sink in self._outputs:
+            sink.sweep(below_term=self.term)
+            sink.settled(self._id(name))
+        reach("open.swept")
+
+        # 5. no-data
+        self._put_in_no_data_epoch()
+        reach("open.ready")
+
+    def _refuse_what_cannot_work(self) -> None:
+        refuse_columns(self.schema, self.declared.outputs, self.declared.by)
+        for name, sink in self._outputs:
+            sink.prepare(self._id(name), self.schema, self.declared.mode)
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "at": now(),
+            "holder": {"pid": os.getpid(), "host": host_name()},
+            "onceflow": __version__,
+            "spark": self.declared.df.sparkSession.version,
+            "mode": self.declared.mode,
+            "outputs": {name: {"guarantee": sink.guarantee, **sink.target()}
+                        for name, sink in self._outputs},
+        }  # fmt: skip
+
+    def _publish_last(self) -> None:
+        last = self.log.last
+        if last is None:
+            return
+        for name, output in last.outputs.items():
+            sink = self.declared.outputs.get(name)
+            if sink is None:
+                self._refuse_dropped(name, output, last.epoch)
+                continue
+            if self._ledgers[name].position != Position(self.query.lineage, last.epoch):
+                for file in output.files:
+                    if self._staged(file).exists():
+                        verify(file, self._staged(file))
+            self._publish(name, sink, last)
+            reach("epoch.output-published")
+
+    def _refuse_dropped(self, name: str, output: OutputDecision, epoch: int) -> None:
+        if any(self._staged(file).exists() for file in output.files):
+            raise JobError(
+                f"output {name!r} of {self.query.name} is gone from the job, but epoch {epoch} "
+                "is decided for it and not published",
+                hint="declare it again, run the job once, then drop it",
+            )
+
+    def _make_spark_agree(self) -> None:
+        """Spark's files follow the epoch log: what is decided is committed, the rest is gone."""
+        decisions, last = self.log.decisions, self.log.last
+        self.checkpoint.set_sources(
+            [decision.sources for decision in decisions],
+            last.end if last else {},
+            int(self.declared.df.sparkSession.conf.get(COMPACT_INTERVAL, "10")),
+        )
+        if last is not None:
+            self.checkpoint.state_files(last.epoch, last.state)  # refuses if one is missing
+            for decision in decisions[-2:]:
+                self.checkpoint.set_offsets(decision.epoch, decision.offsets)
+            self.checkpoint.set_commit(last.epoch, last.watermark, last.state)
+        self.checkpoint.drop_offsets_above(self._last_epoch)
+
+    def _sweep_staged(self) -> None:
+        self.query.store.sweep("log")
+        self.log.prune()
+        for folder in self.query.staged.glob("*-*-*-*"):
+            if int(folder.name.rsplit("-", 2)[1]) < self.term:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _put_in_no_data_epoch(self) -> None:
+        last = self.log.last
+        if last is None or not last.state:
+            return
+        due = advance_watermark(last.offsets, last.watermark, int(time.time() * 1000))
+        if due is not None:
+            self.checkpoint.set_offsets(last.epoch + 1, due)
+
+    # ================================================================ one epoch
+
+    def __call__(self, batch: Any, epoch: int) -> None:
+        with self._busy:
+            try:
+                if self._stopping:
+                    raise Stopping
+                self._run(batch, epoch)
+            except BaseException as error:
+                self.failure = bad_input(error) or error
+                if self.failure is not error:
+                    raise self.failure from error
+                raise
+
+    def _run(self, batch: Any, epoch: int) -> None:
+        # 1. check
+        plan, offsets, entries = self._check(epoch)
+        reach("epoch.checked")
+
+        # 2. stage: the one action over `batch`
+        tag = f"{self.query.lineage[:8]}-{epoch}-{self.term}-{uuid.uuid4().hex[:8]}"
+        folder = self.query.staged / tag
+        staged = self._stager.stage(batch, folder, tag)
+        reach("epoch.staged")
+
+        # 3. harden
+        decision = self._decision(plan, offsets, entries, staged)
+        self._harden(decision)
+        reach("epoch.hardened")
+
+        # 4. decide
+        self.log.decide(decision)
+        reach("epoch.decided")
+
+        # 5. publish
+        for name, sink in self._outputs:
+            self._publish(name, sink, decision)
+            reach("epoch.output-published")
+        reach("epoch.published")
+
+        # 6. sweep
+        shutil.rmtree(folder, ignore_errors=True)
+        self.log.roll_up(keep=self.declared.keep_epochs, slack=self.declared.keep_epochs)
+        reach("epoch.swept")
+
+    def _check(self, epoch: int) -> tuple[Plan, str, SourceEntries]:
+        self.log.check()
+        first = self._running is None
+        if self._running is None:
+            self._running = RunningQuery(self.declared.df.sparkSession, self.query.spark_id)
+        plan, last = self._running.plan(), self.log.last
+        if first:
+            self._running.refuse_shuffle_behind_state()
+        offsets = self.checkpoint.offsets(epoch)
+        where = f"{self.query.folder}/offsets/{epoch}"
+        problem, entries = "", SourceEntries()
+        if epoch != self._last_epoch + 1 or plan.epoch != epoch:
+            problem = f"Spark runs epoch {epoch}, the last decision is epoch {self._last_epoch}"
+        elif offsets is None:
+            problem = f"{where} is missing"
+        elif parse_offsets(offsets, where)[1] != plan.end:
+            problem = f"{where} does not say what Spark planned: another driver wrote it"
+        elif plan.start != (last.end if last else {}):
+            problem = "Spark's plan does not begin where the last decision ends"
+        elif offset_after(plan.start, plan.end):
+            problem = "Spark's plan ends before it begins"
+        else:
+            entries = self.checkpoint.source_entries(plan.start, plan.end)
+            problem = plan.compare_files(entries)
+        if problem or offsets is None:
+            raise PlanChanged(f"{self._id()}: {problem}", hint="the query is opened again")
+        return plan, offsets, entries
+
+    def _decision(
+        self,
+        plan: Plan,
+        offsets: str,
+        entries: SourceEntries,
+        staged: Mapping[str, tuple[Committable, ...]],
+    ) -> Decision:
+        assert self._running is not None
+        return Decision(
+            epoch=plan.epoch,
+            term=self.term,
+            at=now(),
+            start=plan.start,
+            end=plan.end,
+            offsets=offsets,
+            sources=entries,
+            state=self._running.state_written(),
+            watermark=self._running.next_watermark(),
+            outputs={
+                name: OutputDecision(
+                    previous=self._ledgers[name].position,
+                    files=tuple(self._relative(file) for file in staged[name]),
+                    schema=self.schema,
+                    mode=self.declared.mode,
+                )
+                for name, _ in self._outputs
+            },
+        )
+
+    def _harden(self, decision: Decision) -> None:
+        staged = [self._staged(f) for output in decision.outputs.values() for f in output.files]
+        spark = self.checkpoint.epoch_files(decision.epoch, decision.end, decision.state)
+        harden([*staged, *spark], self.query.folder)
+
+    def _publish(self, name: str, sink: Sink, decision: Decision) -> None:
+        output = decision.outputs[name]
+        publication = Publication(
+            output=self._id(name),
+            lineage=self.query.lineage,
+            epoch=decision.epoch,
+            term=self.term,
+            previous=output.previous,
+            files=tuple(replace(file, path=str(self._staged(file))) for file in output.files),
+            schema=output.schema,
+            mode=output.mode,
+            decision=decision.nonce,
+        )
+        sink.publish(publication)
+        self._ledgers[name] = Ledger(self.term, publication.position, decision.nonce)
+
+    # ================================================================ stopping
+
+    def stop_after_epoch(self, timeout: float | None = None) -> bool:
+        """No epoch begins from now on. True when none is running any more."""
+        self._stopping = True
+        if not self._busy.acquire(timeout=-1 if timeout is None else timeout):
+            return False
+        self._busy.release()
+        return True
+
+    # ================================================================ names
+
+    @property
+    def _outputs(self) -> list[tuple[str, Sink]]:
+        return list(self.declared.outputs.items())
+
+    @property
+    def _last_epoch(self) -> int:
+        return self.log.last.epoch if self.log.last is not None else -1
+
+    def _id(self, output: str | None = None) -> str:
+        parts = (self.query.job, self.query.name, output)
+        return "/".join(part for part in parts if part is not None)
+
+    def _staged(self, file: Committable) -> Path:
+        return self.query.staged / file.path  # an absolute path stays what it is
+
+    def _relative(self, file: Committable) -> Committable:
+        """Staged files under the home are named relative to it, so that a home can be moved."""
+        path = Path(file.path)
+        inside = path.is_relative_to(self.query.staged)
+        return replace(file, path=str(path.relative_to(self.query.staged))) if inside else file

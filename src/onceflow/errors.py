@@ -1,0 +1,121 @@
+"""Every error that onceflow raises on purpose. Each says what to do about it.
+
+    OnceflowError
+    ├── JobError             the job file or what it declares is wrong
+    ├── SessionRefused       a Spark session whose settings would break a guarantee
+    ├── SetupError           Java, Spark or the machine is not what we need
+    ├── LeaseHeld            another driver leads this job
+    ├── Fenced               a newer driver leads this job; this one must stop
+    ├── Damaged              a file of ours is truncated, altered or missing
+    ├── CheckpointRefused    the checkpoint is not the one this lineage made
+    ├── TargetError          the target cannot take this output
+    │   ├── SchemaMismatch   its columns differ
+    │   ├── TargetForeign    it belongs to something else
+    │   └── TargetBehind     its ledger is behind what was published: it was set back
+    ├── BadInput             a row of the input cannot be parsed
+    ├── BadRows              rows of an epoch that an output cannot take
+    ├── PlanChanged          Spark planned something else than what follows; open again
+    ├── PublishFailed        nothing became visible; safe to try again
+    ├── PublishUnknown       it cannot be known; look at the ledger, never guess
+    └── DiskFull             no space left; nothing was decided
+
+`retryable` tells the supervisor whether opening the query again can mend it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class OnceflowError(Exception):
+    """Root of all errors. `hint` names the fix; `exit_code` is what a command returns."""
+
+    exit_code = 1
+    retryable = False
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  fix: {self.hint}" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.hint))
+
+
+def _rebuild(kind: type[OnceflowError], message: str, hint: str) -> OnceflowError:
+    return kind(message, hint=hint)
+
+
+class JobError(OnceflowError):
+    exit_code = 2
+
+
+class SessionRefused(OnceflowError):
+    exit_code = 2
+
+
+class SetupError(OnceflowError):
+    exit_code = 4
+
+
+class LeaseHeld(OnceflowError):
+    exit_code = 5
+
+
+class Fenced(OnceflowError):
+    exit_code = 6
+
+
+class Damaged(OnceflowError):
+    exit_code = 7
+
+
+class CheckpointRefused(OnceflowError):
+    exit_code = 7
+
+
+class TargetError(OnceflowError):
+    exit_code = 8
+
+
+class SchemaMismatch(TargetError):
+    pass
+
+
+class TargetForeign(TargetError):
+    pass
+
+
+class TargetBehind(TargetError):
+    pass
+
+
+class BadInput(OnceflowError):
+    exit_code = 9
+
+
+class BadRows(OnceflowError):
+    exit_code = 9
+
+
+class PlanChanged(OnceflowError):
+    exit_code = 75
+    retryable = True
+
+
+class PublishFailed(OnceflowError):
+    exit_code = 75
+    retryable = True
+
+
+class PublishUnknown(OnceflowError):
+    exit_code = 75
+    retryable = True
+
+
+class DiskFull(OnceflowError):
+    exit_code = 75
+    retryable = True

@@ -1,0 +1,113 @@
+"""The flow: what a job function declares its sources and outputs on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from onceflow.epoch import Declared
+from onceflow.errors import JobError
+from onceflow.home import check_name
+from onceflow.sinks.base import Sink
+from onceflow.sources.base import Source
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+MODES = ("append", "update", "complete")
+
+
+class Flow:
+    """Collects what a job declares. Nothing runs before the job function has returned."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.spark = spark
+        self.queries: dict[str, Declared] = {}
+        self._sources: set[str] = set()
+
+    def read(self, name: str, source: Source | DataFrame) -> DataFrame:
+        """A plain streaming DataFrame over `source`. Names of sources are kept in the checkpoint.
+
+        `source` may be a streaming DataFrame of your own (`spark.readStream.name(…)…`).
+        """
+        if not re.fullmatch(r"[A-Za-z0-9_]+", name):
+            raise JobError(
+                f"{name!r} is not a name for a source", hint="use letters, digits and '_'"
+            )
+        if name in self._sources:
+            raise JobError(f"two sources are called {name!r}", hint="rename one")
+        self._sources.add(name)
+        if not isinstance(source, Source):
+            return _streaming(source, f"source {name!r}")
+        if isinstance(source.on_bad, Sink):
+            self.write(f"{name}.rejected", source.rejected(self.spark, name), to=source.on_bad)
+        return source.stream(self.spark, name)
+
+    def write(
+        self,
+        name: str,
+        df: DataFrame,
+        *,
+        to: Sink | Mapping[str, Sink],
+        mode: str = "append",
+        by: str | None = None,
+    ) -> None:
+        """Publish the rows of `df` to a sink, or to several that are decided together.
+
+        Several: `to={"valid": …, "rejected": …}, by="outcome"`, where the column `by` names the
+        output of each row. `mode` is Spark's output mode.
+        """
+        check_name("output", name)
+        if name in self.queries:
+            raise JobError(f"two outputs are called {name!r}", hint="rename one")
+        declared = declare(name, df, to, mode, by)
+        taken = {t: o for o, other in self.queries.items() for t in targets(other)}
+        for target in targets(declared):
+            if target in taken:
+                raise JobError(
+                    f"outputs {taken[target]!r} and {name!r} write to the same target",
+                    hint="give every output a target of its own",
+                )
+        self.queries[name] = declared
+
+
+def declare(
+    name: str, df: DataFrame, to: Sink | Mapping[str, Sink], mode: str, by: str | None
+) -> Declared:
+    _streaming(df, f"output {name!r}")
+    if mode not in MODES:
+        raise JobError(f"{mode!r} is not an output mode", hint=f"use one of {', '.join(MODES)}")
+    outputs = {name: to} if isinstance(to, Sink) else dict(to) if isinstance(to, Mapping) else {}
+    wrong = [repr(sink) for sink in outputs.values() if not isinstance(sink, Sink)]
+    if not outputs or wrong:
+        raise JobError(
+            f"output {name!r} goes to {', '.join(wrong) or repr(to)}, which is not a sink",
+            hint='to=Files("out"), or to={"valid": …, "rejected": …} with by="outcome"',
+        )
+    for output in outputs:
+        check_name("output", output)
+    declared = Declared(df=df, outputs=outputs, mode=mode, by=by)
+    found = targets(declared)
+    if len(found) != len(set(found)):
+        raise JobError(f"two outputs of {name!r} write to the same target", hint="rename one")
+    return declared
+
+
+def targets(declared: Declared) -> list[tuple[str, ...]]:
+    """What makes a target the same: its kind, its place and its table."""
+    found = []
+    for sink in declared.outputs.values():
+        target = sink.target()
+        found.append(tuple(str(target.get(part, id(sink) if not target else ""))
+                           for part in ("kind", "path", "table")))  # fmt: skip
+    return found
+
+
+def _streaming(df: Any, what: str) -> DataFrame:
+    if not getattr(df, "isStreaming", False):
+        raise JobError(
+            f"{what} is not a streaming DataFrame",
+            hint="begin with flow.read(…) or spark.readStream.name(…)",
+        )
+    return df  # type: ignore[no-any-return]

@@ -1,0 +1,157 @@
+"""The home: where jobs, their lineages and their queries live on disk.
+
+<home>/<job>/job.json                      the first lineage of the job
+<home>/<job>/lease/                        terms and who holds them
+<home>/<job>/lineages/<id>/lineage.json    parent, reason, Spark version, settings
+<home>/<job>/lineages/<id>/<query>/        a Spark checkpoint, and in it
+<home>/<job>/lineages/<id>/<query>/onceflow/log/     the epoch log
+<home>/<job>/lineages/<id>/<query>/onceflow/staged/  rows that are not published yet
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from onceflow.epoch_log import EpochLog
+from onceflow.errors import CheckpointRefused, Damaged, JobError
+from onceflow.session import REQUIRED
+from onceflow.storage import LocalStore, make_dirs, seal, unseal
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+
+def check_name(kind: str, name: str) -> str:
+    """Names become folders and parts of ledger entries."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise JobError(
+            f"{name!r} is not a name for a {kind}",
+            hint="use letters, digits, '-', '_' and '.', beginning with a letter or a digit",
+        )
+    return name
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@dataclass(frozen=True)
+class Query:
+    """One query of a lineage, on disk."""
+
+    job: str
+    lineage: str
+    name: str
+    folder: Path  # the Spark checkpoint
+
+    @property
+    def spark_id(self) -> str:
+        """The id that Spark keeps for it: a checkpoint that was swapped has another."""
+        return str(uuid.uuid5(uuid.UUID(self.lineage), self.name))
+
+    @property
+    def subject(self) -> str:
+        return f"{self.job}/{self.lineage}/{self.name}"
+
+    @property
+    def staged(self) -> Path:
+        return self.folder / "onceflow" / "staged"
+
+    @property
+    def store(self) -> LocalStore:
+        return LocalStore(self.folder / "onceflow")
+
+    def epoch_log(self) -> EpochLog:
+        return EpochLog(self.store, self.subject)
+
+
+class JobFolder:
+    """The folder of one job under a home."""
+
+    def __init__(self, home: str | os.PathLike[str], name: str) -> None:
+        if "://" in str(home) and not str(home).startswith("file:"):
+            raise JobError(
+                f"home {str(home)!r} is not a local path", hint="name a folder that is mounted here"
+            )
+        self.name = check_name("job", name)
+        self.home = Path(os.path.abspath(str(home).removeprefix("file://").removeprefix("file:")))
+        self.folder = self.home / name
+        self.store = LocalStore(self.folder)
+
+    def lineage(self) -> str | None:
+        """The lineage that the job is in, or None if it never ran here."""
+        data = self.store.read("job.json")
+        if data is None:
+            return None
+        return str(unseal(data, "job", self.name, self.store.where("job.json"))["lineage"])
+
+    def open_lineage(self, spark_version: str) -> str:
+        """The lineage that the job is in; the first one is made if there is none."""
+        lineage = self.lineage()
+        if lineage is None:
+            if self.store.list("lineages"):
+                where = self.store.where("job.json")
+                raise Damaged(f"{where} is missing", hint="put it back from a backup of the home")
+            make_dirs(self.folder)
+            first = {"lineage": str(uuid.uuid4()), "at": now()}
+            self.store.put_if_absent("job.json", seal("job", self.name, first))
+            lineage = self.lineage()
+            assert lineage is not None
+        name = f"lineages/{lineage}/lineage.json"
+        data = self.store.read(name)
+        if data is None:
+            if self.store.list(f"lineages/{lineage}"):
+                where = self.store.where(name)
+                raise Damaged(f"{where} is missing", hint="put it back from a backup of the home")
+            body = {
+                "parent": None,
+                "reason": "start",
+                "at": now(),
+                "spark": spark_version,
+                "settings": {setting: value for setting, (value, _) in REQUIRED.items()},
+            }
+            self.store.put_if_absent(name, seal("lineage", lineage, body))
+        else:
+            self._refuse_weaker(
+                unseal(data, "lineage", lineage, self.store.where(name))["settings"]
+            )
+        return lineage
+
+    def _refuse_weaker(self, settings: dict[str, str]) -> None:
+        weaker = [
+            f"{name} was {settings.get(name)!r}, must be {value!r}: {why}"
+            for name, (value, why) in REQUIRED.items()
+            if settings.get(name) != value
+        ]
+        if weaker:
+            raise CheckpointRefused(
+                f"the checkpoint of job {self.name} was made with weaker settings:\n  - "
+                + "\n  - ".join(weaker),
+                hint="start the job under a new home; a checkpoint cannot be made safe afterwards",
+            )
+
+    def query(self, lineage: str, name: str) -> Query:
+        check_name("query", name)
+        return Query(self.name, lineage, name, self.folder / "lineages" / lineage / name)
+
+    def queries(self) -> list[Query]:
+        """The queries of the current lineage that ever started."""
+        lineage = self.lineage()
+        if lineage is None:
+            return []
+        names = sorted(self.store.list(f"lineages/{lineage}"))
+        found = (self.query(lineage, name) for name in names if _NAME.fullmatch(name))
+        return [query for query in found if query.store.list("log")]
+
+
+def jobs(home: str | os.PathLike[str]) -> Iterator[JobFolder]:
+    root = Path(os.path.abspath(home))
+    if root.is_dir():
+        for folder in sorted(root.iterdir()):
+            if (folder / "job.json").is_file():
+                yield JobFolder(root, folder.name)

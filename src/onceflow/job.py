@@ -1,0 +1,121 @@
+"""Jobs: named functions that declare sources, transformations and outputs."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onceflow.errors import JobError
+from onceflow.home import check_name
+
+if TYPE_CHECKING:
+    from onceflow.flow import Flow
+
+_UNITS = {
+    "ms": 1, "millisecond": 1, "milliseconds": 1,
+    "s": 1000, "second": 1000, "seconds": 1000,
+    "min": 60_000, "minute": 60_000, "minutes": 60_000,
+    "h": 3_600_000, "hour": 3_600_000, "hours": 3_600_000,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job: what `@job` makes of a function."""
+
+    name: str
+    declare: Callable[[Flow], None]
+    every: str = "1 second"
+    keep_epochs: int = 100
+
+    def __call__(self, flow: Flow) -> None:
+        self.declare(flow)
+
+
+def job(
+    name: str, *, every: str = "1 second", keep_epochs: int = 100
+) -> Callable[[Callable[[Flow], None]], Job]:
+    """Make a job of a function that declares it on a `Flow`.
+
+    `every`: how often an epoch begins, if there is something to do. `keep_epochs`: how many
+    epochs can be looked at, and gone back to, later.
+    """
+    check_name("job", name)
+    milliseconds(every)
+    if keep_epochs < 2:
+        raise JobError(f"keep_epochs={keep_epochs} must be at least 2")
+    return lambda declare: Job(name, declare, every, keep_epochs)
+
+
+def milliseconds(text: str) -> int:
+    """ "500ms", "1 second", "2 min": how many milliseconds."""
+    found = re.fullmatch(r"\s*(\d+)\s*([a-z]+)\s*", str(text))
+    if found is None or found[2] not in _UNITS:
+        raise JobError(f"{text!r} is not a time", hint='write it like "500ms" or "1 second"')
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def load(spec: str) -> Job:
+    """The job in `JOB.py`, or the one called `name` in `JOB.py:name`."""
+    path, _, name = spec.partition(":")
+    file = Path(path)
+    if not file.is_file():
+        raise JobError(
+            f"there is no file {path}", hint="name the file of the job: onceflow run JOB.py"
+        )
+    found = _jobs_of(file)
+    names = ", ".join(sorted(j.name for j in found))
+    if not found:
+        raise JobError(
+            f"{path} has no job", hint='decorate a function: @job("name") def f(flow: Flow) -> None'
+        )
+    if name:
+        chosen = [j for j in found if j.name == name]
+        if not chosen:
+            raise JobError(f"{path} has no job {name!r}; it has {names}")
+        return chosen[0]
+    if len(found) > 1:
+        raise JobError(
+            f"{path} has {len(found)} jobs: {names}", hint=f"name one: {path}:{found[0].name}"
+        )
+    return found[0]
+
+
+def _jobs_of(file: Path) -> list[Job]:
+    module_name = f"onceflow_job_{file.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    if spec is None or spec.loader is None:
+        raise JobError(f"{file} is not a Python file", hint="name the file of the job: JOB.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    sys.path.insert(0, str(file.parent.absolute()))
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise JobError(f"{error.filename}, line {error.lineno}: {error.msg}") from error
+    except JobError:
+        raise
+    except Exception as error:
+        raise JobError(f"{where(error, file)}: {type(error).__name__}: {error}") from error
+    found: dict[int, Job] = {}
+    for value in vars(module).values():
+        if isinstance(value, Job):
+            found[id(value)] = value
+    names = [j.name for j in found.values()]
+    twice = sorted({n for n in names if names.count(n) > 1})
+    if twice:
+        raise JobError(f"{file} has two jobs called {', '.join(twice)}", hint="rename one")
+    return list(found.values())
+
+
+def where(error: BaseException, file: Path) -> str:
+    """The last line of the user's own file in the traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    mine = [f for f in frames if Path(f.filename).absolute() == file.absolute()]
+    return f"{file}, line {mine[-1].lineno}" if mine else str(file)

@@ -1,0 +1,1 @@
+"""What keeps a driver alive, alone and seen."""

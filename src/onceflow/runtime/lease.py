@@ -1,0 +1,183 @@
+"""Who leads a job on one machine, and with which term.
+
+A term is taken by put-if-absent of `lease/<term>.json`, which names its holder; the highest one
+leads. Whether the holder lives is told by a lock on a file of its own, which the kernel lets go
+when the process ends. The lease keeps two drivers from working at once by accident. It is not
+what makes that safe: a paused driver wakes up with a lease it no longer has. The terms in the
+epoch log and in every ledger do that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import time
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from onceflow.errors import Fenced, LeaseHeld
+from onceflow.home import now
+from onceflow.storage import LocalStore, make_dirs, seal, unseal
+
+_KIND = "lease"
+
+
+def host_name() -> str:
+    return os.environ.get("ONCEFLOW_HOST") or socket.gethostname()
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The driver that took a term."""
+
+    term: int
+    pid: int
+    host: str
+    started: str  # of the process, so that a reused pid is not mistaken for it
+    since: str
+    lock: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}, since {self.since} (term {self.term})"
+
+
+class Lease:
+    """The right of this process to lead one job. Hold it as long as a query runs."""
+
+    def __init__(self, folder: Path, job: str) -> None:
+        self.folder = folder
+        self.job = job
+        self._store = LocalStore(folder)
+        self._lock = f"{uuid.uuid4().hex}.lock"
+        self._fd: int | None = None
+        self._known: Holder | None = None
+
+    def acquire(self, *, take_over: bool = False) -> None:
+        """Refuse while another driver leads; or end it, if that was asked for."""
+        make_dirs(self.folder)
+        holder = self.holder()
+        if holder is not None and self.alive(holder):
+            if not take_over:
+                raise self._held(holder)
+            self._end(holder)
+        self._known = holder
+        while self._fd is None:
+            self._fd = self._try_lock()
+
+    def _try_lock(self) -> int | None:
+        """None if a pruning driver took the new file for a dead one's: try again."""
+        path = self.folder / self._lock
+        fd = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.stat(path).st_ino == os.fstat(fd).st_ino:
+                return fd
+        os.close(fd)
+        return None
+
+    def next_term(self, above: int) -> int:
+        """A term above every one seen, taken atomically."""
+        assert self._fd is not None
+        while True:
+            highest = self.holder()
+            if highest is not None and highest != self._known:
+                raise self._held(highest)  # somebody was faster than us
+            term = max(above, highest.term if highest else 0) + 1
+            holder = Holder(
+                term, os.getpid(), host_name(), _started(os.getpid()), now(), self._lock
+            )
+            if self._store.put_if_absent(_name(term), seal(_KIND, self.job, asdict(holder))):
+                break
+        newest = self.holder()
+        if newest != holder:  # the name had been freed: we won nothing
+            raise Fenced(f"job {self.job} is led by {newest}", hint="start again")
+        self._known = holder
+        self._prune(term)
+        return term
+
+    def holder(self) -> Holder | None:
+        """Who took the highest term, dead or alive."""
+        while True:
+            terms = [_term(name) for name in self._store.list() if _term(name)]
+            if not terms:
+                return None
+            data = self._store.read(_name(max(terms)))
+            if data is not None:
+                where = self._store.where(_name(max(terms)))
+                return Holder(**unseal(data, _KIND, self.job, where))
+
+    def alive(self, holder: Holder) -> bool:
+        """A holder on another machine cannot be looked at: it counts as alive."""
+        if holder.host != host_name():
+            return True
+        try:
+            fd = os.open(self.folder / holder.lock, os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    def release(self) -> None:
+        if self._fd is not None:
+            with contextlib.suppress(FileNotFoundError):
+                (self.folder / self._lock).unlink()
+            os.close(self._fd)
+            self._fd = None
+
+    def _held(self, holder: Holder) -> LeaseHeld:
+        return LeaseHeld(
+            f"job {self.job} is led by {holder}",
+            hint="stop it there, or start with --take-over (take_over=True) to end and replace it",
+        )
+
+    def _end(self, holder: Holder) -> None:
+        """End the holder if we can. If not, the fence will do."""
+        if holder.host != host_name() or holder.pid == os.getpid():
+            return
+        if holder.started and _started(holder.pid) != holder.started:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(holder.pid, signal.SIGKILL)
+            deadline = time.monotonic() + 10
+            while self.alive(holder) and time.monotonic() < deadline:
+                time.sleep(0.02)
+
+    def _prune(self, term: int) -> None:
+        for name in self._store.list():
+            if 0 < _term(name) < term:
+                self._store.delete(name)
+            elif name.endswith(".lock") and name != self._lock:
+                with contextlib.suppress(OSError):
+                    fd = os.open(self.folder / name, os.O_RDWR)
+                    try:
+                        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        os.unlink(self.folder / name)
+                    finally:
+                        os.close(fd)
+        self._store.sweep()
+
+
+def _name(term: int) -> str:
+    return f"{term:012d}.json"
+
+
+def _term(name: str) -> int:
+    stem = name.removesuffix(".json")
+    return int(stem) if stem != name and stem.isdecimal() else 0
+
+
+def _started(pid: int) -> str:
+    """When the kernel started the process, in ticks; empty where there is no /proc."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""

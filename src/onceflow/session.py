@@ -1,0 +1,158 @@
+"""The safe Spark profile, in one place.
+
+Spark's defaults are not the safe ones. `REQUIRED` is what the guarantees stand on: a session
+that lacks any of it is refused, with each setting named. `FAST` halves a small epoch on a local
+home and changes no guarantee. `QUIET` is comfort.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from onceflow import spark_inside
+from onceflow.errors import SessionRefused, SetupError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_STREAM = "spark.sql.streaming."
+_STATE = _STREAM + "stateStore."
+_RETAIN = _STREAM + "minBatchesToRetain"
+
+# setting -> (value, why)
+REQUIRED: dict[str, tuple[str, str]] = {
+    _STATE + "providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+        "state whose every attempt has names of its own",
+    ),
+    _STATE + "rocksdb.changelogCheckpointing.enabled": (
+        "true",
+        "the state of an epoch is on disk when its action ends",
+    ),
+    _STATE + "checkpointFormatVersion": ("2", "format 1 reuses file names on retry"),
+    _STREAM + "queryEvolution.enableSourceEvolution": (
+        "true",
+        "sources are matched by name, not by position",
+    ),
+    _STREAM + "offsetLog.formatVersion": ("2", "offsets are written by source name"),
+    _STREAM + "noDataMicroBatches.enabled": ("true", "windows close without waiting for a row"),
+    _STREAM + "unsupportedOperationCheck": ("true", "queries that Spark calls wrong are refused"),
+    "spark.sql.adaptive.enabled": ("false", "the plan of an epoch does not change while it runs"),
+    "spark.sql.session.timeZone": ("UTC", "times mean the same on every machine"),
+    "spark.sql.files.ignoreCorruptFiles": ("false", "a damaged input file is not skipped"),
+    "spark.sql.files.ignoreMissingFiles": ("false", "a missing input file is not skipped"),
+}
+_LEAST_RETAINED = 100
+
+FAST = {
+    _STREAM + "checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming."
+    "checkpointing.FileSystemBasedCheckpointFileManager",
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+}
+
+QUIET = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.ui.retainedExecutions": "10",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # A body that hangs must not hang stop() with it: it is fenced, not waited for.
+    _STREAM + "stopTimeout": "30s",
+}
+
+
+def profile() -> dict[str, str]:
+    """All settings, for a builder of your own: `builder.config(map=onceflow.profile())`."""
+    required = {name: value for name, (value, _) in REQUIRED.items()}
+    return {**required, _RETAIN: str(_LEAST_RETAINED), **FAST, **QUIET}
+
+
+def get_session(master: str | None = None, settings: dict[str, str] | None = None) -> SparkSession:
+    """The session that is there, if it is safe; else a new one with the safe profile."""
+    from pyspark.sql import SparkSession
+
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        check_session(active)
+        return active
+    check_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    master = master or os.environ.get("SPARK_MASTER") or "local[*]"
+    config: dict[str, Any] = {**profile(), "spark.app.name": "onceflow", "spark.master": master}
+    if master.startswith("local"):
+        cores = str(os.cpu_count() or 1) if "*" in master else "".join(re.findall(r"\d+", master))
+        config["spark.sql.shuffle.partitions"] = cores or "1"
+        config["spark.driver.host"] = config["spark.driver.bindAddress"] = "127.0.0.1"
+    log4j = resources.files("onceflow").joinpath("log4j2.properties")
+    config["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile=file:{log4j}"
+    config.update(settings or {})
+    spark = SparkSession.builder.config(map=config).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    _keep_quiet(spark)
+    check_session(spark)
+    return spark
+
+
+def _keep_quiet(spark: Any) -> None:
+    """setLogLevel raises every logger; put those that onceflow reports itself back to silence."""
+    level = spark._jvm.org.apache.logging.log4j.Level.OFF
+    for name in ("sql.execution.streaming", "scheduler.TaskSetManager", "executor", "util.Utils",
+                 "sql.execution.datasources", "api.python"):  # fmt: skip
+        spark._jvm.org.apache.logging.log4j.core.config.Configurator.setLevel(
+            f"org.apache.spark.{name}", level
+        )
+
+
+def check_session(spark: Any) -> None:
+    """Refuse a session whose settings would break a guarantee, naming each."""
+    if not hasattr(spark, "_jsparkSession"):
+        raise SessionRefused(
+            "this is a Spark Connect session: its streaming query cannot be looked into",
+            hint="use a classic session (spark.api.mode=classic)",
+        )
+    spark_inside.check_version(spark.version)
+    wrong = [
+        f"{name} is {spark.conf.get(name, None)!r}, must be {value!r}: {why}"
+        for name, (value, why) in REQUIRED.items()
+        if (spark.conf.get(name, None) or "").lower() != value.lower()
+    ]
+    retained = spark.conf.get(_RETAIN, str(_LEAST_RETAINED))
+    if int(retained) < _LEAST_RETAINED:
+        wrong.append(f"{_RETAIN} is {retained}, must be at least {_LEAST_RETAINED}: recovery")
+    if wrong:
+        raise SessionRefused(
+            "this Spark session would break guarantees:\n  - " + "\n  - ".join(wrong),
+            hint="build the session with SparkSession.builder.config(map=onceflow.profile()), or "
+            "set these with spark.conf.set(...) before the streaming DataFrame is made",
+        )
+
+
+def check_java() -> str:
+    """The version of the Java that Spark will use; `SetupError` if it is missing or too old."""
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    hint = (
+        "install Java 17 or 21 (Debian and Ubuntu: apt-get install openjdk-17-jre-headless; "
+        "macOS: brew install openjdk@17) and set JAVA_HOME if it is not on the PATH"
+    )
+    if java is None or not os.path.exists(java):
+        raise SetupError("Java is missing", hint=hint)
+    try:
+        said = subprocess.run(
+            [java, "-version"], check=False, capture_output=True, text=True, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SetupError(f"{java} does not run: {error}", hint=hint) from error
+    found = re.search(r'version "(\d+)(?:\.(\d+))?[^"]*"', said.stderr + said.stdout)
+    if found is None:
+        raise SetupError(f"{java} -version says nothing that can be read", hint=hint)
+    major = int(found[2]) if found[1] == "1" else int(found[1])
+    if major < 17:
+        raise SetupError(f"Java {major} at {java} is too old: Spark 4 needs 17 or 21", hint=hint)
+    return found[0].removeprefix("version ").strip('"')

@@ -1,0 +1,140 @@
+"""What a sink is: something that makes a decided epoch visible once, and remembers that it did.
+
+A sink needs three methods, `fence`, `published` and `publish`. The rest is optional. A sink is
+declared on the driver, opens its target when it is asked to, and holds nothing in between.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from onceflow.errors import JobError, SchemaMismatch
+from onceflow.sinks.ledger import Committable, Ledger, Outcome, Publication
+
+
+@dataclass(frozen=True)
+class Staged:
+    """The rows of one epoch of one output, staged as Parquet where no reader sees them."""
+
+    files: tuple[Committable, ...]
+    folder: Path  # of this output; what a sink adds goes beside it, under `scratch`
+    scratch: Path
+    tag: str  # <lineage>-<epoch>-<term>-<attempt>: part of the name of whatever is staged
+    schema: str
+    read: Callable[[], Any]  # the staged rows as a Spark DataFrame, for sinks that convert
+
+
+class Sink(ABC):
+    """Publishes each decided epoch exactly once.
+
+    It does not promise an order among the rows of an epoch.
+    """
+
+    guarantee: ClassVar[str] = "exactly-once"
+    modes: ClassVar[tuple[str, ...]] = ("append",)
+    by: tuple[str, ...] = ()  # columns that make sub-folders of the target
+    roll_bytes: int | None = None  # about how large one staged file may become
+
+    @abstractmethod
+    def fence(self, output: str, *, term: int, token: str) -> Ledger:
+        """Write `term` into the target's ledger and read the ledger, in one atomic step.
+
+        From then on no older term can publish. A term at or above ours that carries another
+        token is `Fenced`. The term in a ledger only grows.
+        """
+
+    @abstractmethod
+    def published(self, output: str) -> Ledger:
+        """Read the ledger. Never writes, never creates the target."""
+
+    @abstractmethod
+    def publish(self, publication: Publication) -> Outcome:
+        """Make the rows and the new ledger entry visible in one atomic step, if `judge` agrees.
+
+        May be called any number of times for one epoch. Raises `PublishFailed` if nothing became
+        visible and `PublishUnknown` if that cannot be known.
+        """
+
+    # -------------------------------------------------------------- optional
+
+    def prepare(self, output: str, schema: str, mode: str) -> None:
+        """Check, before anything is staged, that the target fits. Never changes rows."""
+
+    def stage(self, staged: Staged) -> tuple[Committable, ...]:
+        """Turn the staged Parquet files into what `publish` wants. Raises `BadRows`."""
+        return staged.files
+
+    def settled(self, output: str) -> None:
+        """All decided epochs are published: the last chance to notice a foreign hand."""
+
+    def sweep(self, *, below_term: int) -> None:
+        """Remove what older terms staged in the target itself."""
+
+    def target(self) -> dict[str, Any]:
+        """How to find the target again (`onceflow ledger` does). No secrets."""
+        return {}
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}"
+
+    def refuse_mode(self, mode: str, hint: str = "") -> None:
+        if mode not in self.modes:
+            raise JobError(
+                f"{self} does not take output mode {mode!r}; it takes {' and '.join(self.modes)}",
+                hint=hint or "choose another mode or another sink",
+            )
+
+
+# ---------------------------------------------------------------- schemas (Spark's JSON)
+
+
+def columns(schema: str) -> dict[str, str]:
+    """Column -> type, as a person writes it."""
+    return {field["name"]: type_name(field["type"]) for field in json.loads(schema)["fields"]}
+
+
+def type_name(kind: Any) -> str:
+    if isinstance(kind, str):
+        return kind
+    match kind["type"]:
+        case "struct":
+            inner = ", ".join(f"{f['name']}: {type_name(f['type'])}" for f in kind["fields"])
+            return f"struct<{inner}>"
+        case "array":
+            return f"array<{type_name(kind['elementType'])}>"
+        case "map":
+            return f"map<{type_name(kind['keyType'])}, {type_name(kind['valueType'])}>"
+        case other:
+            return str(other)
+
+
+def refuse_difference(target: str, have: Mapping[str, str], want: Mapping[str, str]) -> None:
+    """`SchemaMismatch` that names every column in which target and rows differ."""
+    wrong = [f"{c} ({want[c]}) is not in the target" for c in want if c not in have]
+    wrong += [f"{c} ({have[c]}) is in the target only" for c in have if c not in want]
+    wrong += [
+        f"{c} is {want[c]}, the target has {have[c]}"
+        for c in want
+        if c in have and have[c] != want[c]
+    ]
+    if wrong:
+        raise SchemaMismatch(
+            f"the rows do not fit {target}:\n  - " + "\n  - ".join(wrong),
+            hint="select and cast the columns that the target has, or write to a new target",
+        )
+
+
+_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def parse_bytes(text: str) -> int:
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*", text)
+    if found is None or found[2].lower() not in _UNITS:
+        raise JobError(f"{text!r} is not a size", hint='write it like "256 MB"')
+    return int(float(found[1]) * _UNITS[found[2].lower()])

@@ -1,0 +1,78 @@
+"""Staged files: what they hold, whether they are whole, and that they are on the disk."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from onceflow.errors import Damaged
+from onceflow.sinks.ledger import Committable
+from onceflow.storage import fsync_dir, fsync_file
+
+BY = "_onceflow_by"  # folders of the staging area that stand for the target's sub-folders
+
+
+def describe(root: Path, by: tuple[str, ...]) -> tuple[Committable, ...]:
+    """Every staged file under `root` that has rows."""
+    paths = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [f for f in folders if f != "_temporary"]
+        paths += [Path(folder) / n for n in names if n.endswith((".parquet", ".json"))]
+    with ThreadPoolExecutor(min(8, max(1, len(paths)))) as pool:
+        found = pool.map(lambda path: _describe(path, root, by), sorted(paths))
+        return tuple(file for file in found if file.rows)
+
+
+def _describe(path: Path, root: Path, by: tuple[str, ...]) -> Committable:
+    size, crc, lines = _checksum(path)
+    if path.suffix == ".json":
+        rows = lines
+    else:
+        import pyarrow.parquet as pq
+
+        rows = pq.read_metadata(path).num_rows
+    values = [p.partition("=")[2] for p in path.relative_to(root).parts if p.startswith(BY)]
+    partition = "/".join(f"{name}={value}" for name, value in zip(by, values, strict=False))
+    return Committable(str(path), rows, size, crc, partition)
+
+
+def _checksum(path: Path) -> tuple[int, int, int]:
+    size = crc = lines = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            size += len(chunk)
+            crc = zlib.crc32(chunk, crc)
+            lines += chunk.count(b"\n")
+    return size, crc, lines
+
+
+def verify(file: Committable, at: str | os.PathLike[str]) -> None:
+    """`Damaged` unless the file at `at` is what was staged."""
+    size, crc, _ = _checksum(Path(at))
+    if (size, crc) != (file.bytes, file.crc32):
+        raise Damaged(
+            f"{at} is damaged: {size} bytes with checksum {crc:08x}, decided were {file.bytes} "
+            f"bytes with {file.crc32:08x}",
+            hint="put the file back from a backup; nothing of it was published",
+        )
+
+
+def harden(files: Iterable[str | os.PathLike[str]], root: Path) -> None:
+    """fsync files and every folder between them and `root`. Hadoop does not."""
+    paths = [Path(file) for file in files]
+    folders = {parent for path in paths for parent in _parents(path, root)}
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(fsync_file, paths))
+        list(pool.map(fsync_dir, sorted(folders)))
+
+
+def _parents(path: Path, root: Path) -> Iterable[Path]:
+    for parent in path.parents:
+        yield parent
+        if parent == root:
+            return
+        if not parent.is_relative_to(root):
+            return

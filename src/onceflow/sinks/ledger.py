@@ -1,0 +1,112 @@
+"""What a target remembers of an output, and the one rule by which everybody publishes.
+
+The ledger of an output lives in the target itself and changes in the same atomic step as the
+rows. Publishing is a compare-and-set: from the position that the decision names to the epoch
+that it decided. `judge` is that comparison; every sink calls it inside its atomic step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from onceflow.errors import Fenced, TargetBehind
+
+
+@dataclass(frozen=True)
+class Position:
+    """The last epoch of a lineage that an output has published."""
+
+    lineage: str
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What the target says: the newest term that was here, and what is published."""
+
+    term: int = 0
+    position: Position | None = None
+    decision: str = ""  # nonce of the decision that was published last
+
+
+@dataclass(frozen=True)
+class Committable:
+    """One staged file: where it is and how to tell that it is whole.
+
+    `partition` is the sub-folder that its rows belong to in the target ("" for none).
+    """
+
+    path: str
+    rows: int
+    bytes: int
+    crc32: int
+    partition: str = ""
+
+
+@dataclass(frozen=True)
+class Publication:
+    """All that a sink needs to make one decided epoch of one output visible."""
+
+    output: str  # job/query/output
+    lineage: str
+    epoch: int
+    term: int  # of the driver that publishes
+    previous: Position | None  # what the ledger must say before
+    files: tuple[Committable, ...]
+    schema: str  # Spark's JSON
+    mode: str
+    decision: str  # nonce of the decision
+
+    @property
+    def position(self) -> Position:
+        return Position(self.lineage, self.epoch)
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+
+class Outcome(Enum):
+    PUBLISHED = "published"
+    ALREADY_PUBLISHED = "already published"
+
+
+def judge(ledger: Ledger, publication: Publication, target: str) -> Outcome:
+    """PUBLISHED: go on and publish. The rest: nothing to do, or an error that says why not."""
+    at = ledger.position
+    if at is not None and at.lineage == publication.lineage and at.epoch >= publication.epoch:
+        if at.epoch == publication.epoch and ledger.decision != publication.decision:
+            raise Fenced(
+                f"{target} has epoch {at.epoch} of another decision: a copy of this home works",
+                hint="only one home may publish to a target; keep the one that is ahead",
+            )
+        return Outcome.ALREADY_PUBLISHED
+    if ledger.term > publication.term:
+        raise Fenced(
+            f"{target} has seen term {ledger.term}, this driver has term {publication.term}",
+            hint="another driver leads this job now; let it work, or start again to take over",
+        )
+    if at == publication.previous:
+        return Outcome.PUBLISHED
+    wanted = publication.previous
+    raise TargetBehind(
+        f"{target} says that {_show(at)} was published last, but epoch {publication.epoch} "
+        f"follows {_show(wanted)}: the target was set back, replaced or emptied",
+        hint="bring back the target as it was (its newest copy), or send the output of a new "
+        "job to a new target",
+    )
+
+
+def staged_file_gone(target: str, path: str, epoch: int) -> TargetBehind:
+    """The ledger asks for an epoch whose rows are no longer staged: it had been published."""
+    return TargetBehind(
+        f"{target} asks for epoch {epoch}, but its staged file {path} is gone: the epoch had been "
+        "published before, and the target was set back or emptied since",
+        hint="bring back the target as it was (its newest copy), or send the output of a new "
+        "job to a new target",
+    )
+
+
+def _show(position: Position | None) -> str:
+    return "nothing" if position is None else f"epoch {position.epoch} of {position.lineage[:8]}"

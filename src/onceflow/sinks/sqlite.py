@@ -1,0 +1,388 @@
+"""Rows in a table of an SQLite database, published by one transaction for each epoch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from onceflow.errors import (
+    BadRows,
+    DiskFull,
+    Fenced,
+    JobError,
+    PublishFailed,
+    PublishUnknown,
+    SchemaMismatch,
+    TargetError,
+    TargetForeign,
+)
+from onceflow.sinks.base import Sink, Staged, columns, refuse_difference
+from onceflow.sinks.ledger import (
+    Committable,
+    Ledger,
+    Outcome,
+    Position,
+    Publication,
+    judge,
+    staged_file_gone,
+)
+from onceflow.storage import make_dirs
+from onceflow.testing.faults import reach
+
+_LEDGER = "_onceflow_ledger"
+_TAGS = {"_lineage": "TEXT", "_epoch": "INTEGER"}
+_INTEGERS = ("boolean", "byte", "short", "integer", "long")
+
+
+class Sqlite(Sink):
+    """Every row of a decided epoch is in the table exactly once; readers see whole epochs only.
+
+    Rows that somebody else writes into the table are not noticed. SQLite has no NaN (it becomes
+    NULL), and only integers, doubles, text and bytes: timestamps are text in UTC, decimals and
+    dates are text, nested values are JSON text.
+
+    Without `key`: append; each row is tagged with `_lineage` and `_epoch`. With `key`: upsert;
+    if an epoch has several rows of one key, the one staged last stays. The table is created if
+    it is not there.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        table: str,
+        key: str | Iterable[str] = (),
+        timeout: float = 30.0,
+    ) -> None:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", table) or table.startswith("_onceflow"):
+            raise JobError(f"{table!r} is not a name for a table", hint="use letters and digits")
+        self.path = Path(os.path.abspath(path))
+        self.table = table
+        self.key = (key,) if isinstance(key, str) else tuple(key)
+        self.timeout = timeout
+
+    modes = ("append", "update", "complete")
+
+    def __str__(self) -> str:
+        return f"Sqlite({str(self.path)!r}, table={self.table!r})"
+
+    def target(self) -> dict[str, Any]:
+        key = list(self.key)
+        return {"kind": "sqlite", "path": str(self.path), "table": self.table, "key": key}
+
+    # -------------------------------------------------------------- before an epoch
+
+    def prepare(self, output: str, schema: str, mode: str) -> None:
+        self.refuse_mode(mode)
+        if mode == "update" and not self.key:
+            raise JobError(
+                f"{self} has no key, so it cannot take output mode 'update'",
+                hint="name the key: Sqlite(path, table=…, key=[…])",
+            )
+        wanted = self._columns(schema, mode)
+        missing = [name for name in self.key if name not in columns(schema)]
+        if missing:
+            raise JobError(f"{self}: there is no column {', '.join(missing)} to use as key")
+        taken = [name for name in columns(schema) if name.lower() in _TAGS and mode == "append"]
+        if taken and not self.key:
+            raise JobError(f"{self} writes {', '.join(taken)} itself", hint="rename the column")
+        if not self.path.exists():
+            return
+        with self._reading() as db:
+            owner = self._owner(db)
+            if owner is not None and owner != output:
+                raise TargetForeign(
+                    f"table {self.table} in {self.path} belongs to output {owner}, not to {output}",
+                    hint="give every output a table of its own",
+                )
+            have = self._have(db)
+            if have:
+                refuse_difference(str(self), have, wanted)
+                self._refuse_other_key(db)
+
+    def stage(self, staged: Staged) -> tuple[Committable, ...]:
+        if self.key:
+            for file in staged.files:
+                self._refuse_null_keys(file)
+        return staged.files
+
+    def _refuse_null_keys(self, file: Committable) -> None:
+        import pyarrow.parquet as pq
+
+        nulls = {}
+        for name in self.key:
+            column = pq.ParquetFile(file.path).read([name]).column(0)
+            if column.null_count:
+                nulls[name] = column.null_count
+        if nulls:
+            raise BadRows(
+                f"{self}: null in key column "
+                + ", ".join(f"{name} ({count} rows)" for name, count in nulls.items()),
+                hint="filter these rows out, give them a key, or send them to another output",
+            )
+
+    # -------------------------------------------------------------- ledger and publish
+
+    def published(self, output: str) -> Ledger:
+        if not self.path.exists():
+            return Ledger()
+        with self._reading() as db:
+            return self._ledger(db, output)
+
+    def fence(self, output: str, *, term: int, token: str) -> Ledger:
+        with self._writing() as db:
+            db.execute(
+                f"CREATE TABLE IF NOT EXISTS {_LEDGER} (output TEXT PRIMARY KEY, "
+                "target TEXT UNIQUE, term INTEGER, token TEXT, lineage TEXT, epoch INTEGER, "
+                "decision TEXT) STRICT"
+            )
+            row = db.execute(
+                f"SELECT term, token FROM {_LEDGER} WHERE output = ?", (output,)
+            ).fetchone()
+            if row is not None and row[0] >= term and row[1] != token:
+                raise Fenced(
+                    f"{self} has seen term {row[0]}, this driver has term {term}",
+                    hint="another driver leads this job now",
+                )
+            owner = self._owner(db)
+            if owner not in (None, output):
+                raise TargetForeign(f"table {self.table} belongs to output {owner}")
+            db.execute(
+                f"INSERT INTO {_LEDGER} (output, target, term, token) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (output) DO UPDATE SET target = excluded.target, "
+                "term = excluded.term, token = excluded.token",
+                (output, self.table, term, token),
+            )
+            return self._ledger(db, output)
+
+    def publish(self, publication: Publication) -> Outcome:
+        with self._writing() as db:
+            ledger = self._ledger(db, publication.output)
+            if judge(ledger, publication, str(self)) is Outcome.ALREADY_PUBLISHED:
+                return Outcome.ALREADY_PUBLISHED
+            reach("sqlite.begun")
+            rows = self._write(db, publication)
+            if rows != publication.rows:
+                raise PublishFailed(
+                    f"{self}: the staged files of epoch {publication.epoch} have {rows} rows, "
+                    f"decided were {publication.rows}",
+                    hint="the staged files were changed; put them back from a backup",
+                )
+            db.execute(
+                f"UPDATE {_LEDGER} SET lineage = ?, epoch = ?, decision = ? WHERE output = ?",
+                (publication.lineage, publication.epoch, publication.decision, publication.output),
+            )
+            reach("sqlite.written")
+        reach("sqlite.committed")
+        return Outcome.PUBLISHED
+
+    def _write(self, db: sqlite3.Connection, publication: Publication) -> int:
+        import pyarrow.parquet as pq
+
+        wanted = self._columns(publication.schema, publication.mode)
+        tags = (publication.lineage, publication.epoch) if "_epoch" in wanted else ()
+        self._create(db, wanted)
+        if publication.mode == "complete":
+            db.execute(f"DELETE FROM {self.table}")
+        names = ", ".join(map(_quote, wanted))
+        insert = f"INSERT INTO {self.table} ({names}) VALUES ({', '.join('?' * len(wanted))})"
+        if self.key:
+            rest = [name for name in wanted if name not in self.key]
+            sets = ", ".join(f"{_quote(n)} = excluded.{_quote(n)}" for n in rest)
+            action = f"UPDATE SET {sets}" if rest else "NOTHING"
+            insert += f" ON CONFLICT ({', '.join(map(_quote, self.key))}) DO {action}"
+        count = 0
+        kinds = columns(publication.schema)
+        for file in publication.files:
+            if not os.path.exists(file.path):
+                raise staged_file_gone(str(self), file.path, publication.epoch)
+            for batch in pq.ParquetFile(file.path).iter_batches(batch_size=20_000):
+                lists = [_values(batch.column(name), kinds[name]) for name in kinds]
+                db.executemany(insert, (row + tags for row in zip(*lists, strict=True)))
+                count += batch.num_rows
+        return count
+
+    # -------------------------------------------------------------- the table
+
+    def _columns(self, schema: str, mode: str) -> dict[str, str]:
+        kinds = {name: _kind(kind) for name, kind in columns(schema).items()}
+        return {**kinds, **_TAGS} if mode == "append" and not self.key else kinds
+
+    def _create(self, db: sqlite3.Connection, wanted: dict[str, str]) -> None:
+        body = ", ".join(f"{_quote(name)} {kind}" for name, kind in wanted.items())
+        if self.key:
+            body += f", PRIMARY KEY ({', '.join(map(_quote, self.key))})"
+        db.execute(f"CREATE TABLE IF NOT EXISTS {self.table} ({body})")
+
+    def _have(self, db: sqlite3.Connection) -> dict[str, str]:
+        rows = db.execute(f"PRAGMA table_info({self.table})").fetchall()
+        return {row[1]: _affinity(row[2]) for row in rows}
+
+    def _refuse_other_key(self, db: sqlite3.Connection) -> None:
+        unique = [
+            {row[2] for row in db.execute(f"PRAGMA index_info({_quote(index[1])})")}
+            for index in db.execute(f"PRAGMA index_list({self.table})")
+            if index[2]
+        ]
+        table = db.execute(f"PRAGMA table_info({self.table})").fetchall()
+        unique.append({row[1] for row in table if row[5]})
+        if self.key and set(self.key) not in unique:
+            raise SchemaMismatch(
+                f"{self}: the table has no unique index on ({', '.join(self.key)})",
+                hint=f"CREATE UNIQUE INDEX {self.table}_key ON {self.table} "
+                f"({', '.join(map(_quote, self.key))})",
+            )
+
+    def _owner(self, db: sqlite3.Connection) -> str | None:
+        if not self._has_ledger(db):
+            return None
+        row = db.execute(f"SELECT output FROM {_LEDGER} WHERE target = ?", (self.table,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def _ledger(self, db: sqlite3.Connection, output: str) -> Ledger:
+        if not self._has_ledger(db):
+            return Ledger()
+        row = db.execute(
+            f"SELECT term, lineage, epoch, decision FROM {_LEDGER} WHERE output = ?", (output,)
+        ).fetchone()
+        if row is None:
+            return Ledger()
+        return Ledger(row[0], Position(row[1], row[2]) if row[1] else None, row[3] or "")
+
+    @staticmethod
+    def _has_ledger(db: sqlite3.Connection) -> bool:
+        found = db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (_LEDGER,)).fetchone()
+        return found is not None
+
+    # -------------------------------------------------------------- connections
+
+    @contextlib.contextmanager
+    def _connect(self) -> Iterator[sqlite3.Connection]:
+        try:
+            db = sqlite3.connect(self.path, timeout=self.timeout, isolation_level=None)
+        except sqlite3.Error as error:
+            raise TargetError(
+                f"cannot open {self.path}: {error}", hint="look at the path and its permissions"
+            ) from error
+        try:
+            yield db
+        finally:
+            db.close()
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with self._connect() as db:
+            try:
+                yield db
+            except sqlite3.Error as error:
+                raise self._translate(error) from error
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction: all of it, or nothing. A lock that nobody gives up is an error."""
+        make_dirs(self.path.parent)
+        with self._connect() as db:
+            try:
+                db.execute("PRAGMA journal_mode=WAL")
+                db.execute("PRAGMA synchronous=FULL")
+                db.execute("BEGIN IMMEDIATE")
+                yield db
+            except sqlite3.Error as error:
+                self._roll_back(db)
+                raise self._translate(error) from error
+            except BaseException:
+                self._roll_back(db)
+                raise
+            try:
+                db.execute("COMMIT")
+            except sqlite3.Error as error:
+                if db.in_transaction:
+                    self._roll_back(db)
+                    raise self._translate(error) from error
+                raise PublishUnknown(
+                    f"{self}: no answer to COMMIT: {error}",
+                    hint="start the job again; it looks at the ledger",
+                ) from error
+
+    @staticmethod
+    def _roll_back(db: sqlite3.Connection) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+
+    def _translate(self, error: sqlite3.Error) -> Exception:
+        name = getattr(error, "sqlite_errorname", "") or ""
+        if name.startswith("SQLITE_FULL"):
+            return DiskFull(
+                f"no space left on the file system of {self.path}",
+                hint="make space and start the job again; it goes on where it stood",
+            )
+        if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
+            return TargetError(
+                f"{self.path} is not a database, or it is damaged: {error}",
+                hint="put it back from a backup, or name another file",
+            )
+        hint = "see who holds it (fuser), then start the job again; nothing became visible"
+        if name.startswith("SQLITE_CONSTRAINT"):
+            hint = (
+                "the table refuses rows that are decided: drop the constraint and start again; "
+                "nothing is lost"
+            )
+        return PublishFailed(f"{self}: {error}", hint=hint)
+
+
+# ---------------------------------------------------------------- values
+
+
+def _kind(kind: str) -> str:
+    if kind in _INTEGERS:
+        return "INTEGER"
+    if kind in ("float", "double"):
+        return "REAL"
+    return "BLOB" if kind == "binary" else "TEXT"
+
+
+def _affinity(declared: str) -> str:
+    """How SQLite itself reads the declared type of a column."""
+    kind = declared.upper()
+    for affinity, words in (
+        ("INTEGER", ("INT",)),
+        ("TEXT", ("CHAR", "CLOB", "TEXT")),
+        ("BLOB", ("BLOB",)),
+        ("REAL", ("REAL", "FLOA", "DOUB")),
+    ):
+        if any(word in kind for word in words):
+            return affinity
+    return "NUMERIC" if kind else "BLOB"
+
+
+def _values(column: Any, kind: str) -> list[Any]:
+    import pyarrow as pa
+
+    if kind.startswith("timestamp"):
+        column = column.cast(pa.timestamp("us")).cast(pa.string())
+    elif kind == "date" or kind.startswith("decimal"):
+        column = column.cast(pa.string())
+    elif kind.startswith(("struct", "array", "map")):
+        return [_json(value) for value in column.to_pylist()]
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _json(value: Any) -> str | None:
+    import base64
+    import json
+
+    def other(part: Any) -> Any:
+        return base64.b64encode(part).decode() if isinstance(part, bytes) else str(part)
+
+    return None if value is None else json.dumps(value, default=other, ensure_ascii=False)
+
+
+def _quote(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

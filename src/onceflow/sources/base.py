@@ -1,0 +1,25 @@
+"""What a source is: something that gives a named streaming DataFrame."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from onceflow.errors import JobError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class Source(ABC):
+    """Gives the same rows again for a range of offsets that was not decided yet."""
+
+    on_bad: Any = "stop"  # or the sink that rows which cannot be parsed go to
+
+    @abstractmethod
+    def stream(self, spark: SparkSession, name: str) -> DataFrame:
+        """The rows, as a plain streaming DataFrame whose source is called `name`."""
+
+    def rejected(self, spark: SparkSession, name: str) -> DataFrame:
+        """The rows that cannot be parsed; only asked for if `on_bad` is a sink."""
+        raise JobError(f"{type(self).__name__} has no rows to reject", hint='leave on_bad="stop"')

@@ -1,0 +1,49 @@
+"""Everything that knows Spark's inside: its files, their formats, and calls into its JVM.
+
+Fits the versions in `SUPPORTED`; `tests/spark/test_spark_inside.py` holds it to each fact.
+Nothing else in onceflow names a file of Spark's checkpoint or a method of its JVM classes.
+
+While `foreachBatch` runs, Spark's query knows three things that Spark itself writes down only
+later, or never: the range that it really planned, the ids of the state that this attempt wrote
+(state checkpoint format 2), and the watermark of the next epoch. A decision carries them, so
+that after a crash `offsets/<N>` and `commits/<N>` can be written from it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from onceflow.errors import SetupError
+from onceflow.spark_inside.checkpoint import (
+    Checkpoint,
+    advance_watermark,
+    offset_after,
+    parse_offsets,
+)
+from onceflow.spark_inside.query import Plan, RunningQuery
+from onceflow.spark_inside.source_log import COMPACT_INTERVAL, SourceEntries
+
+SUPPORTED = ((4, 2), (4, 3))
+
+__all__ = [
+    "COMPACT_INTERVAL",
+    "SUPPORTED",
+    "Checkpoint",
+    "Plan",
+    "RunningQuery",
+    "SourceEntries",
+    "advance_watermark",
+    "check_version",
+    "offset_after",
+    "parse_offsets",
+]
+
+
+def check_version(version: str) -> None:
+    parts = version.split(".")
+    if tuple(int(re.sub(r"\D.*", "", p)) for p in parts[:2]) not in SUPPORTED:
+        known = ", ".join(f"{a}.{b}" for a, b in SUPPORTED)
+        raise SetupError(
+            f"Spark {version} is not supported: onceflow knows the inside of {known}",
+            hint="pip install 'pyspark>=4.2,<4.4'",
+        )

@@ -1,0 +1,194 @@
+"""The files that Spark keeps for a query: metadata, offsets, commits, sources, state."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from onceflow.errors import CheckpointRefused, PlanChanged
+from onceflow.spark_inside.source_log import (
+    SourceEntries,
+    SourceLog,
+    crc_of,
+    is_file_offset,
+    names_in,
+    numbers_in,
+    remove,
+)
+from onceflow.storage import replace_file
+
+
+def parse_offsets(text: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Metadata and source -> offset of an `offsets/<N>` file (format 2: by source name)."""
+    lines = text.split("\n")
+    if lines[0] != "v2":
+        raise CheckpointRefused(
+            f"{where} has offset log format {lines[0]}: sources are not named in it",
+            hint="it was made with weaker settings; start the job under a new home",
+        )
+    try:
+        metadata = json.loads(lines[1])
+        offsets = {}
+        for line in filter(None, lines[2:]):
+            name, _, offset = line.partition(":")
+            offsets[name] = json.loads(offset)
+    except (ValueError, IndexError):
+        raise PlanChanged(f"{where} is not readable", hint="start the job again") from None
+    return metadata, offsets
+
+
+def advance_watermark(offsets: str, watermark: int, time_ms: int) -> str | None:
+    """The entry of the epoch without data that follows; None if the watermark did not move."""
+    head, metadata, *rest = offsets.split("\n")
+    fields = json.loads(metadata)
+    if watermark <= fields["batchWatermarkMs"]:
+        return None
+    fields.update(batchWatermarkMs=watermark, batchTimestampMs=time_ms)
+    return "\n".join([head, json.dumps(fields, separators=(",", ":")), *rest])
+
+
+def offset_after(start: Any, end: Any) -> bool:
+    """Does `start` lie behind `end`, as far as JSON offsets can be compared?"""
+    if isinstance(start, dict) and isinstance(end, dict):
+        return any(offset_after(start[key], end[key]) for key in start if key in end)
+    numbers = (int, float)
+    return isinstance(start, numbers) and isinstance(end, numbers) and start > end
+
+
+class Checkpoint:
+    """The files that Spark keeps for one query. Local file system."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._stores: dict[Path, list[Path]] = {}
+
+    # .............................................................. identity
+
+    def query_id(self) -> str | None:
+        try:
+            return str(json.loads((self.root / "metadata").read_text())["id"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            raise CheckpointRefused(
+                f"{self.root / 'metadata'} is not readable",
+                hint="put it back from a backup of the home",
+            ) from None
+
+    def set_query_id(self, query_id: str) -> None:
+        replace_file(self.root / "metadata", json.dumps({"id": query_id}).encode())
+
+    # .............................................................. offsets and commits
+
+    def offsets(self, epoch: int) -> str | None:
+        try:
+            return (self.root / "offsets" / str(epoch)).read_text()
+        except FileNotFoundError:
+            return None
+
+    def set_offsets(self, epoch: int, text: str) -> None:
+        self._set(self.root / "offsets" / str(epoch), text)
+
+    def set_commit(self, epoch: int, watermark: int, state: dict[str, list[list[str]]]) -> None:
+        body = {"nextBatchWatermarkMs": watermark, "stateUniqueIds": state}
+        self._set(
+            self.root / "commits" / str(epoch), "v2\n" + json.dumps(body, separators=(",", ":"))
+        )
+
+    def committed(self) -> list[int]:
+        return numbers_in(self.root / "commits")
+
+    def drop_offsets_above(self, epoch: int) -> list[int]:
+        above = [n for n in numbers_in(self.root / "offsets") if n > epoch]
+        for n in sorted(above, reverse=True):  # Spark wants no gap, should we be killed here
+            remove(self.root / "offsets" / str(n))
+        return above
+
+    @staticmethod
+    def _set(path: Path, text: str) -> None:
+        crc_of(path).unlink(missing_ok=True)
+        if not path.exists() or path.read_bytes() != text.encode():
+            replace_file(path, text.encode())
+
+    # .............................................................. the file source's own log
+
+    def source_entries(self, start: dict[str, Any], end: dict[str, Any]) -> SourceEntries:
+        """For each file source the log entries of the range, verbatim."""
+        found: SourceEntries = {}
+        for name, offset in end.items():
+            if not is_file_offset(offset):
+                continue
+            first = start[name]["logOffset"] + 1 if start.get(name) else 0
+            log = SourceLog(self.root / "sources" / name)
+            numbers = range(first, offset["logOffset"] + 1)
+            found[name] = {str(n): log.entry(n) for n in numbers}
+        return found
+
+    def epoch_files(
+        self, epoch: int, end: dict[str, Any], state: dict[str, list[list[str]]]
+    ) -> list[Path]:
+        """All that Spark wrote for this epoch and that must survive a power cut."""
+        sources = [
+            path
+            for name, offset in end.items()
+            if is_file_offset(offset)
+            for path in SourceLog(self.root / "sources" / name).holders(offset["logOffset"])
+        ]
+        return [self.root / "offsets" / str(epoch), *sources, *self.state_files(epoch, state)]
+
+    def set_sources(
+        self,
+        entries: list[SourceEntries],
+        end: dict[str, Any],
+        compact_interval: int,
+    ) -> None:
+        """Make the file sources' logs say what the decisions say, and nothing beyond."""
+        for name in sorted(n for n in names_in(self.root / "sources")):
+            log = SourceLog(self.root / "sources" / name)
+            offset = end.get(name)
+            if offset is None or is_file_offset(offset):
+                if offset is None and not log.is_file_log():
+                    continue
+                wanted = {
+                    int(n): lines
+                    for decided in entries
+                    for n, lines in decided.get(name, {}).items()
+                }
+                log.restore(wanted, offset["logOffset"] if offset else -1, compact_interval)
+
+    # .............................................................. state
+
+    def state_files(self, epoch: int, state: dict[str, list[list[str]]]) -> list[Path]:
+        """The files in which this epoch's state ids live; `CheckpointRefused` if one is gone."""
+        found = []
+        for operator, partitions in state.items():
+            for partition, ids in enumerate(partitions):
+                stores = self._stores_of(self.root / "state" / operator / str(partition))
+                for state_id in ids:
+                    stem = f"{epoch + 1}_{state_id}"
+                    files = [
+                        path
+                        for store in stores
+                        for suffix in (".changelog", ".zip")
+                        for path in (store / (stem + suffix), store / (stem + suffix + ".crc"))
+                        if path.exists()
+                    ]
+                    if not files:
+                        raise CheckpointRefused(
+                            f"state {stem} of operator {operator}, partition {partition} is "
+                            f"missing under {self.root / 'state'}",
+                            hint="put the checkpoint back from a backup of the home",
+                        )
+                    found += files
+        return found
+
+    def _stores_of(self, partition: Path) -> list[Path]:
+        if partition not in self._stores:
+            folders = [
+                partition / name
+                for name in names_in(partition)
+                if not name.startswith("_") and (partition / name).is_dir()
+            ]
+            self._stores[partition] = folders or [partition]
+        return self._stores[partition]

@@ -1,0 +1,132 @@
+"""The running query, as Spark's JVM knows it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from onceflow.errors import JobError, PlanChanged
+from onceflow.spark_inside.source_log import SourceEntries, is_file_offset
+
+_STATE_WRITER = "org.apache.spark.sql.execution.streaming.operators.stateful.StateStoreWriter"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The range of the epoch that Spark is about to run, as it stands in Spark's memory."""
+
+    epoch: int
+    start: dict[str, Any]
+    end: dict[str, Any]
+    files: dict[str, list[str]]  # file source -> the files of this epoch
+
+    def compare_files(self, entries: SourceEntries) -> str:
+        """Does the source's log name the files that Spark holds in its plan? If not, how."""
+        for name, numbers in entries.items():
+            logged = sorted(
+                json.loads(line)["path"] for lines in numbers.values() for line in lines
+            )
+            planned = sorted(self.files.get(name, []))
+            if logged != planned:
+                odd = sorted(set(logged) ^ set(planned))[:3]
+                return (
+                    f"source {name}: its log names {len(logged)} files, the plan has "
+                    f"{len(planned)} ({', '.join(odd)})"
+                )
+        return ""
+
+
+class RunningQuery:
+    """Spark's own object behind an active streaming query."""
+
+    def __init__(self, spark: Any, query_id: str) -> None:
+        self._jvm = spark._jvm
+        query = spark._jsparkSession.streams().get(query_id)
+        if query is None:
+            raise PlanChanged(f"Spark has no active query {query_id}", hint="start the job again")
+        self._query = query.streamingQuery() if hasattr(query, "streamingQuery") else query
+        self._sources = {
+            pair._2(): pair._1() for pair in _iterate(self._query.sourceToIdMap().iterator())
+        }
+        self._state_writer = self._jvm.java.lang.Class.forName(
+            _STATE_WRITER, True, self._jvm.java.lang.Thread.currentThread().getContextClassLoader()
+        )
+        self._stateful: bool | None = None
+
+    def plan(self) -> Plan:
+        context = self._query.getLatestExecutionContext()
+        start: dict[str, Any] = {}
+        end: dict[str, Any] = {}
+        files: dict[str, list[str]] = {}
+        started, ended, data = context.startOffsets(), context.endOffsets(), context.newData()
+        for name, source in self._sources.items():
+            for offsets, into in ((started, start), (ended, end)):
+                found = offsets.get(source)
+                if found.isDefined():
+                    into[name] = json.loads(found.get().json())
+            if is_file_offset(end.get(name)):
+                new = data.get(source)
+                files[name] = self._input_files(new.get()) if new.isDefined() else []
+        return Plan(context.batchId(), start, end, files)
+
+    def _input_files(self, plan: Any) -> list[str]:
+        join = self._jvm.org.apache.hadoop.util.StringUtils.join
+        found: list[str] = []
+        for leaf in _iterate(plan.collectLeaves().iterator()):
+            if leaf.getClass().getSimpleName() == "LogicalRelation":
+                text = join("\n", leaf.relation().location().inputFiles())
+                found += text.split("\n") if text else []
+        return found
+
+    def refuse_shuffle_behind_state(self) -> None:
+        """A repeated task behind such a shuffle could mix rows of one attempt with another's."""
+
+        def walk(node: Any, exchange: bool) -> None:
+            if self._state_writer.isInstance(node):
+                if exchange:
+                    raise JobError(
+                        "the query shuffles rows behind its last stateful operator (an orderBy, "
+                        "a repartition, or a batch join), so state and rows could come from "
+                        "different attempts",
+                        hint="write the rows unsorted and sort when reading; repartition before "
+                        "the aggregation",
+                    )
+                return
+            exchange = exchange or "Exchange" in node.getClass().getSimpleName()
+            for child in _iterate(node.children().iterator()):
+                walk(child, exchange)
+
+        walk(self._query.lastExecution().executedPlan(), False)
+
+    def state_written(self) -> dict[str, list[list[str]]]:
+        """Ids of the state that the action of this epoch wrote: operator -> partition -> ids."""
+        if self._stateful is False:
+            return {}
+        ids: dict[str, list[list[str]]] = {}
+
+        def walk(node: Any) -> None:
+            if self._state_writer.isInstance(node):
+                operator = str(node.getStateInfo().operatorId())
+                ids[operator] = [
+                    list(info.stateStoreCkptId().get())
+                    for info in node.getStateStoreCheckpointInfo()
+                ]
+            for child in _iterate(node.children().iterator()):
+                walk(child)
+
+        walk(self._query.lastExecution().executedPlan())
+        self._stateful = bool(ids)
+        return ids
+
+    def next_watermark(self) -> int:
+        """Milliseconds. Spark does the same after the epoch; doing it twice changes nothing."""
+        tracker = self._query.watermarkTracker()
+        tracker.updateWatermark(self._query.lastExecution().executedPlan())
+        return int(tracker.currentWatermark())
+
+
+def _iterate(iterator: Any) -> Iterator[Any]:
+    while iterator.hasNext():
+        yield iterator.next()

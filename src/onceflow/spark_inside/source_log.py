@@ -1,0 +1,124 @@
+"""The log that Spark's file source keeps of the files it has seen, under `sources/<name>/`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from onceflow.errors import CheckpointRefused, PlanChanged
+from onceflow.storage import replace_file
+
+COMPACT_INTERVAL = "spark.sql.streaming.fileSource.log.compactInterval"
+
+# file source -> number in its log -> the entries of that number, verbatim
+SourceEntries = dict[str, dict[str, list[str]]]
+
+
+def is_file_offset(offset: Any) -> bool:
+    """Does this offset only point into the source's own log under `sources/`?"""
+    return isinstance(offset, dict) and set(offset) == {"logOffset"}
+
+
+class SourceLog:
+    """`sources/<name>/`: entry n lists the files of offset n; every tenth one holds all so far."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def is_file_log(self) -> bool:
+        return any("batchId" in line for n in names_in(self.folder) for line in self._lines(n))
+
+    def entry(self, number: int) -> list[str]:
+        for name in (str(number), f"{number}.compact"):
+            if (self.folder / name).exists():
+                return [line for line in self._lines(name) if _batch(line) == number]
+        raise PlanChanged(
+            f"{self.folder / str(number)} is missing",
+            hint="start the job again: it is planned anew",
+        )
+
+    def holders(self, number: int) -> list[Path]:
+        names = (str(number), f"{number}.compact")
+        return [self.folder / name for name in names if (self.folder / name).exists()]
+
+    def restore(self, wanted: dict[int, list[str]], last: int, interval: int) -> None:
+        for name in names_in(self.folder):
+            if number_of(name) > last:
+                remove(self.folder / name)
+        compacted = max(
+            (number_of(n) for n in names_in(self.folder) if n.endswith(".compact")), default=-1
+        )
+        if compacted >= 0:
+            self._correct(
+                f"{compacted}.compact", {n: w for n, w in wanted.items() if n <= compacted}
+            )
+        for number in sorted(n for n in wanted if compacted < n <= last):
+            if (number + 1) % interval == 0:
+                self._write_compact(number, wanted, compacted)
+                compacted = number
+            else:
+                self._correct(str(number), {number: wanted[number]})
+
+    def _correct(self, name: str, wanted: dict[int, list[str]]) -> None:
+        found = self._lines(name) if (self.folder / name).exists() else None
+        lines = found or []
+        for number, want in wanted.items():
+            if sorted(line for line in lines if _batch(line) == number) != sorted(want):
+                lines = [line for line in lines if _batch(line) != number] + want
+        if found is None or lines != found:
+            self._write(name, lines)
+
+    def _write_compact(self, number: int, wanted: dict[int, list[str]], compacted: int) -> None:
+        lines = self._lines(f"{compacted}.compact") if compacted >= 0 else []
+        for n in range(compacted + 1, number + 1):
+            lines += wanted[n] if n in wanted else self.entry(n)
+        self._write(f"{number}.compact", lines)
+        remove(self.folder / str(number))
+
+    def _write(self, name: str, lines: list[str]) -> None:
+        crc_of(self.folder / name).unlink(missing_ok=True)
+        replace_file(self.folder / name, "\n".join(["v1", *lines]).encode())
+
+    def _lines(self, name: str) -> list[str]:
+        lines = list(filter(None, (self.folder / name).read_text().split("\n")[1:]))
+        try:
+            for line in lines:
+                _batch(line)
+        except (ValueError, KeyError, TypeError):
+            if not name.endswith(".compact"):
+                return []  # one entry: the decision has it, or it is planned anew
+            raise CheckpointRefused(
+                f"{self.folder / name} is damaged",
+                hint="put the checkpoint back from a backup of the home",
+            ) from None
+        return lines
+
+
+def _batch(line: str) -> int:
+    return int(json.loads(line)["batchId"])
+
+
+def names_in(folder: Path) -> list[str]:
+    try:
+        return [p.name for p in folder.iterdir() if not p.name.startswith(".")]
+    except FileNotFoundError:
+        return []
+
+
+def number_of(name: str) -> int:
+    digits = name.removesuffix(".compact")
+    return int(digits) if digits.isdecimal() else -1
+
+
+def numbers_in(folder: Path) -> list[int]:
+    return sorted(n for n in map(number_of, names_in(folder)) if n >= 0)
+
+
+def crc_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.crc")
+
+
+def remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    crc_of(path).unlink(missing_ok=True)

@@ -1,0 +1,235 @@
+"""Start a job, or a single streaming DataFrame, and hold on to what runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onceflow.epoch import Declared, Epochs, Stopping
+from onceflow.errors import JobError, PlanChanged
+from onceflow.flow import Flow, declare
+from onceflow.home import JobFolder
+from onceflow.job import Job, milliseconds
+from onceflow.runtime.lease import Lease
+from onceflow.session import check_session, get_session
+from onceflow.sinks.base import Sink
+from onceflow.sources.files import bad_input
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+DEFAULT_HOME = ".onceflow"
+_POLL = 0.1
+_running: dict[Path, Handle] = {}
+
+
+@dataclass(frozen=True)
+class Started:
+    """A query that Spark runs, and the protocol around it."""
+
+    epochs: Epochs
+    query: StreamingQuery
+
+    @property
+    def active(self) -> bool:
+        return bool(self.query.isActive)
+
+    def failure(self) -> BaseException | None:
+        """Why it ended; None if it was asked to, or runs."""
+        if self.epochs.failure is not None:
+            stopped = isinstance(self.epochs.failure, Stopping)
+            return None if stopped else self.epochs.failure
+        error = self.query.exception()
+        return None if error is None else (bad_input(error) or error)
+
+
+class Handle:
+    """A running job: look at it, wait for it, stop it at an epoch's end."""
+
+    def __init__(self, name: str, folder: JobFolder, lease: Lease) -> None:
+        self.name = name
+        self.folder = folder
+        self.started: dict[str, Started] = {}
+        self._lease = lease
+        self._failure: BaseException | None = None
+        self._ended = threading.Event()
+        self._stop = threading.Event()
+
+    @property
+    def queries(self) -> dict[str, StreamingQuery]:
+        return {name: started.query for name, started in self.started.items()}
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """State of the job and, for each query, the epoch that was decided last."""
+        state = "running" if not self._ended.is_set() else "failed" if self._failure else "stopped"
+        last = {name: s.epochs.log.last for name, s in self.started.items()}
+        return {
+            "job": self.name,
+            "state": state,
+            "queries": {name: None if d is None else d.epoch for name, d in last.items()},
+        }
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the end. False: it still runs. Raises what made it fail."""
+        if not self._ended.wait(timeout):
+            return False
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+    def stop(self, timeout: float | None = 60) -> None:
+        """Let the running epoch end, then stop. Raises nothing that happened before."""
+        self._stop.set()
+        self._ended.wait(timeout)
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # -------------------------------------------------------------- the watching thread
+
+    def watch(self) -> None:
+        threading.Thread(target=self._watch, name=f"onceflow {self.name}", daemon=True).start()
+
+    def _watch(self) -> None:
+        try:
+            while not self._stop.is_set() and all(s.active for s in self.started.values()):
+                time.sleep(_POLL)
+            self._failure = self._first_failure()
+            if self._stop.is_set() or self._failure is not None:
+                self._stop_all()
+            while any(s.active for s in self.started.values()):
+                time.sleep(_POLL)
+            self._failure = self._failure or self._first_failure()
+        except Exception as error:  # the JVM is gone: the edge where we notice it
+            self._failure = PlanChanged(
+                f"Spark's JVM is gone: {type(error).__name__}: {error}", hint="start the job again"
+            )
+        finally:
+            self._lease.release()
+            self._ended.set()
+
+    def _first_failure(self) -> BaseException | None:
+        return next((f for f in (s.failure() for s in self.started.values()) if f), None)
+
+    def _stop_all(self) -> None:
+        for started in self.started.values():
+            if started.active and started.epochs.stop_after_epoch(timeout=300):
+                self._let_spark_commit(started.epochs)
+            with contextlib.suppress(Exception):  # a stop that times out leaves a fenced body
+                started.query.stop()
+
+    @staticmethod
+    def _let_spark_commit(epochs: Epochs) -> None:
+        """Give Spark the time to write commits/<N>. If it can't, the next opening does."""
+        last, deadline = epochs.log.last, time.monotonic() + 5
+        while last and last.epoch not in epochs.checkpoint.committed():
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.02)
+
+    def abandon(self, error: BaseException) -> None:
+        """Starting failed half way: stop what had started, give the lease back."""
+        self._failure = error
+        for started in self.started.values():
+            with contextlib.suppress(Exception):
+                started.query.stop()
+        self._lease.release()
+        self._ended.set()
+
+
+def start(
+    job: Job,
+    *,
+    home: str | os.PathLike[str] = DEFAULT_HOME,
+    spark: SparkSession | None = None,
+    master: str | None = None,
+    once: bool = False,
+    every: str | None = None,
+    take_over: bool = False,
+) -> Handle:
+    """Run a job from this process. `once`: stop when the input is used up."""
+    session = _session(spark, master)
+    flow = Flow(session)
+    job.declare(flow)
+    if not flow.queries:
+        raise JobError(f"job {job.name} writes nothing", hint="call flow.write(…) in it")
+    queries = {n: replace(d, keep_epochs=job.keep_epochs) for n, d in flow.queries.items()}
+    trigger = _trigger(every or job.every, once)
+    return _start(session, JobFolder(home, job.name), queries, trigger, take_over)
+
+
+def write(
+    df: DataFrame,
+    name: str,
+    *,
+    to: Sink | Mapping[str, Sink],
+    home: str | os.PathLike[str] = DEFAULT_HOME,
+    mode: str = "append",
+    by: str | None = None,
+    once: bool = False,
+    every: str = "1 second",
+    take_over: bool = False,
+) -> StreamingQuery:
+    """Run one streaming DataFrame without a job; `name` under `home` is its identity."""
+    session = _session(df.sparkSession, None)
+    folder = JobFolder(home, name)
+    queries = {name: declare(name, df, to, mode, by)}
+    return _start(session, folder, queries, _trigger(every, once), take_over).queries[name]
+
+
+def _start(
+    spark: SparkSession,
+    folder: JobFolder,
+    queries: Mapping[str, Declared],
+    trigger: dict[str, Any],
+    take_over: bool,
+) -> Handle:
+    before = _running.get(folder.folder)
+    if before is not None and not any(s.active for s in before.started.values()):
+        before._ended.wait(10)  # its watcher gives the lease back
+    lease = Lease(folder.folder / "lease", folder.name)
+    lease.acquire(take_over=take_over)
+    if before is not None and take_over:
+        before.stop(timeout=30)
+    handle = Handle(folder.name, folder, lease)
+    try:
+        lineage = folder.open_lineage(spark.version)
+        for name, declared in queries.items():
+            epochs = Epochs(folder.query(lineage, name), declared, lease)
+            epochs.open()
+            writer = declared.df.writeStream.outputMode(declared.mode).foreachBatch(epochs)
+            writer = writer.option("checkpointLocation", str(epochs.query.folder))
+            writer = writer.queryName(f"{folder.name}/{name}").trigger(**trigger)
+            handle.started[name] = Started(epochs, writer.start())
+    except BaseException as error:
+        handle.abandon(error)
+        raise
+    _running[folder.folder] = handle
+    handle.watch()
+    return handle
+
+
+def _session(spark: SparkSession | None, master: str | None) -> SparkSession:
+    if spark is None:
+        return get_session(master)
+    check_session(spark)
+    return spark
+
+
+def _trigger(every: str, once: bool) -> dict[str, Any]:
+    return (
+        {"availableNow": True}
+        if once
+        else {"processingTime": f"{milliseconds(every)} milliseconds"}
+    )

@@ -1,0 +1,318 @@
+"""Durable small files: put-if-absent, sealed documents, and numbered logs with roll-ups.
+
+All that onceflow remembers goes through the four operations of `Store`, which every store can
+do (a local disk by `link(2)`, HDFS by create without overwrite, object stores by a conditional
+put). Nothing outside `LocalStore` assumes rename, append or locks.
+
+A numbered log is what decides races: entry `n` is whoever put it first. Names are freed only
+below a roll-up, and from then on whatever file has such a name holds nothing:
+
+1. Who reads entry n, or finds none, then looks for a roll-up at or above n. If there is one, it
+   has read nothing and starts again from the roll-up.
+2. Who wins the put of entry n looks in the same way. If there is a roll-up, it has written
+   nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Protocol
+
+from onceflow.errors import Damaged, DiskFull
+from onceflow.testing.faults import reach
+
+VERSION = 1
+_TEMPORARY = ".put-"
+
+
+class Store(Protocol):
+    """Four operations on named, immutable byte strings."""
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """Durably create `name`. True: it was us. False: it exists, and holds something else."""
+
+    def read(self, name: str) -> bytes | None: ...
+
+    def list(self, folder: str = "") -> list[str]:
+        """Names directly under `folder`, in no order."""
+
+    def delete(self, name: str) -> None:
+        """Remove `name` if it is there."""
+
+    def where(self, name: str) -> str:
+        """How a person finds `name`, for messages."""
+
+
+class LocalStore:
+    """A folder of a local file system. What `put_if_absent` created survives a power cut.
+
+    Not on file systems without `link(2)`, and not if the disk lies about fsync.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        path = self.root / name
+        with translate_disk_full(path):
+            make_dirs(path.parent)
+            # O_EXCL on the final name would leave an empty file if we were killed in between.
+            temporary = path.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
+            try:
+                with open(temporary, "xb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                reach("put.written")
+                try:
+                    os.link(temporary, path)
+                except FileExistsError:
+                    return False
+                reach("put.linked")
+                fsync_dir(path.parent)
+                return True
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return (self.root / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def list(self, folder: str = "") -> list[str]:
+        try:
+            return [n for n in os.listdir(self.root / folder) if not n.startswith(_TEMPORARY)]
+        except FileNotFoundError:
+            return []
+
+    def delete(self, name: str) -> None:
+        (self.root / name).unlink(missing_ok=True)
+
+    def where(self, name: str) -> str:
+        return str(self.root / name)
+
+    def sweep(self, folder: str = "") -> None:
+        """Remove what killed puts left behind. A put that is still under way then fails."""
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self.root / folder):
+                if name.startswith(_TEMPORARY):
+                    (self.root / folder / name).unlink(missing_ok=True)
+
+
+# ---------------------------------------------------------------- durable files
+
+
+def fsync_file(path: str | os.PathLike[str]) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+fsync_dir = fsync_file  # a folder is opened and synced in the same way
+
+
+def make_dirs(path: Path) -> None:
+    """Like mkdir -p, and the new names survive a power cut."""
+    if path.is_dir():
+        return
+    make_dirs(path.parent)
+    path.mkdir(exist_ok=True)
+    fsync_dir(path.parent)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Durably write a file that others may read at any time. For files that Spark owns too."""
+    with translate_disk_full(path):
+        make_dirs(path.parent)
+        temporary = path.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
+        try:
+            with open(temporary, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        fsync_dir(path.parent)
+
+
+@contextlib.contextmanager
+def translate_disk_full(path: str | os.PathLike[str]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(
+                f"no space left on the file system of {path}",
+                hint="make space and start the job again; it goes on where it stood",
+            ) from error
+        raise
+
+
+# ---------------------------------------------------------------- sealed documents
+
+
+def seal(kind: str, subject: str, body: dict[str, Any]) -> bytes:
+    """Two lines: what this is, of which version, with the hash of the second; and the body."""
+    payload = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+    digest = hashlib.sha256(payload).hexdigest()
+    head = {"onceflow": kind, "version": VERSION, "of": subject, "sha256": digest}
+    return json.dumps(head, ensure_ascii=False).encode() + b"\n" + payload + b"\n"
+
+
+def unseal(data: bytes, kind: str, subject: str | None, where: str) -> dict[str, Any]:
+    """The body of a sealed document, or `Damaged` with the name of the file."""
+    head, _, rest = data.partition(b"\n")
+    try:
+        header = json.loads(head)
+        found, version, of = header["onceflow"], header["version"], header["of"]
+        digest = header["sha256"]
+    except (ValueError, KeyError, TypeError):
+        raise Damaged(f"{where} is damaged: its first line is not readable", hint=_MEND) from None
+    if found != kind:
+        raise Damaged(f"{where} is a {found}, not a {kind}", hint=_MEND)
+    if version > VERSION:
+        raise Damaged(
+            f"{where} was written by a newer onceflow (format {version}, this one knows {VERSION})",
+            hint="use the newer onceflow",
+        )
+    if not rest.endswith(b"\n") or hashlib.sha256(rest[:-1]).hexdigest() != digest:
+        raise Damaged(f"{where} is damaged: its content does not match its checksum", hint=_MEND)
+    if subject is not None and of != subject:
+        raise Damaged(
+            f"{where} belongs to {of}, not to {subject}: it was copied or swapped", hint=_MEND
+        )
+    body: dict[str, Any] = json.loads(rest)
+    return body
+
+
+_MEND = "put the file back from a backup; nothing was published on its word"
+
+
+# ---------------------------------------------------------------- numbered logs
+
+
+class Put(Enum):
+    WON = "won"
+    LOST = "lost"  # somebody else's entry has this number
+    COVERED = "covered"  # a roll-up covers this number: nothing was written
+
+
+class View(Protocol):
+    """What a reader makes of a numbered log: it stands at `position` and is told what follows."""
+
+    position: int
+
+    def restart(self, position: int, roll_up: dict[str, Any] | None) -> None: ...
+
+    def apply(self, number: int, entry: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Names:
+    roll_up: int  # the newest, 0 if there is none
+    entries: frozenset[int]
+
+
+class NumberedLog:
+    """Entries 1, 2, 3 … in one folder of a store, each put once by whoever came first."""
+
+    def __init__(self, store: Store, folder: str, kind: str, subject: str) -> None:
+        self.store = store
+        self.folder = folder
+        self.kind = kind
+        self.subject = subject
+
+    def catch_up(self, view: View) -> None:
+        """Bring `view` to the head of the log (rule 1 of the module)."""
+        while True:
+            newest = self._names().roll_up
+            if newest > view.position:
+                body = self._read(self.roll_up_name(newest))
+                if body is None:
+                    continue  # pruned behind a newer one
+                view.restart(newest, body)
+            first = view.position + 1
+            while (entry := self.entry(view.position + 1)) is not None:
+                view.apply(view.position + 1, entry)
+            names = self._names()
+            if names.roll_up >= first:
+                view.restart(0, None)
+                continue
+            if view.position + 1 in names.entries:
+                continue  # it came while we looked
+            if any(n > view.position for n in names.entries):
+                missing = self.store.where(self.entry_name(view.position + 1))
+                raise Damaged(f"{missing} is missing, and later entries are there", hint=_MEND)
+            return
+
+    def entry(self, number: int) -> dict[str, Any] | None:
+        return self._read(self.entry_name(number))
+
+    def put(self, number: int, entry: dict[str, Any]) -> Put:
+        """Try to become entry `number`, which must be one above the head (rule 2)."""
+        name = self.entry_name(number)
+        if not self.store.put_if_absent(name, seal(self.kind, self.subject, entry)):
+            return Put.LOST
+        return Put.COVERED if self.covered(number) else Put.WON
+
+    def covered(self, number: int) -> bool:
+        return self._names().roll_up >= number
+
+    def roll_up(self, number: int, body: dict[str, Any]) -> None:
+        """Cover all up to `number` by one document that says what they came to, then free them."""
+        name = self.roll_up_name(number)
+        self.store.put_if_absent(name, seal(self.kind, self.subject, body))
+        reach("rollup.written")
+        self.prune()
+
+    def prune(self) -> None:
+        """Free the names that the newest roll-up covers."""
+        newest = self._names().roll_up
+        for name in self.store.list(self.folder):
+            number, is_roll_up = _parse(name)
+            if 0 < number < newest or (number == newest and not is_roll_up):
+                self.store.delete(f"{self.folder}/{name}")
+                reach("rollup.pruned-one")
+
+    def size(self) -> int:
+        return len(self._names().entries)
+
+    def entry_name(self, number: int) -> str:
+        return f"{self.folder}/{number:012d}.json"
+
+    def roll_up_name(self, number: int) -> str:
+        return f"{self.folder}/rollup-{number:012d}.json"
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        data = self.store.read(name)
+        if data is None:
+            return None
+        return unseal(data, self.kind, self.subject, self.store.where(name))
+
+    def _names(self) -> _Names:
+        numbers = [_parse(name) for name in self.store.list(self.folder)]
+        return _Names(
+            roll_up=max((n for n, is_roll_up in numbers if is_roll_up), default=0),
+            entries=frozenset(n for n, is_roll_up in numbers if n and not is_roll_up),
+        )
+
+
+def _parse(name: str) -> tuple[int, bool]:
+    """Number of an entry or roll-up, 0 for any other file."""
+    stem = name.removesuffix(".json")
+    is_roll_up = stem.startswith("rollup-")
+    digits = stem.removeprefix("rollup-")
+    return (int(digits) if digits.isdecimal() and stem != name else 0, is_roll_up)

@@ -1,0 +1,1 @@
+"""What tests of onceflow, and of sinks for onceflow, are built with."""

@@ -1,0 +1,116 @@
+"""Named fault points: the places between two steps where a test may break the driver.
+
+`reach(point)` does nothing unless a fault was armed: in this process by `arm`, or for a driver
+that a test starts by the environment variable `ONCEFLOW_FAULT=point:action[:visit[:folder]]`.
+
+| action | what happens at the point |
+|---|---|
+| kill | the process ends at once, as by `kill -9` |
+| raise | `InjectedFault` is raised |
+| pause | `<folder>/paused` appears and the thread waits until `<folder>/resume` does |
+
+The crash matrix is the product of `POINTS` with sinks and queries: a new point needs no new test.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+OPENING = (
+    "open.led",
+    "open.fenced",
+    "open.ledger-fenced",
+    "open.ledgers-read",
+    "open.published",
+    "open.spark-agrees",
+    "open.swept",
+    "open.ready",
+)
+EPOCH = (
+    "epoch.checked",
+    "epoch.staged",
+    "epoch.hardened",
+    "epoch.decided",
+    "epoch.output-published",
+    "epoch.published",
+    "epoch.swept",
+)
+PUT = ("put.written", "put.linked")
+FILES = ("files.moved-one", "files.moved", "files.committed")
+SQLITE = ("sqlite.begun", "sqlite.written", "sqlite.committed")
+ROLL_UP = ("rollup.written", "rollup.pruned-one")
+
+POINTS = OPENING + EPOCH + PUT + FILES + SQLITE + ROLL_UP
+
+
+class InjectedFault(Exception):
+    """Raised by an armed fault point. Not an OnceflowError: the product knows nothing of it."""
+
+
+@dataclass
+class _Armed:
+    act: Callable[[str], None]
+    visit: int
+    seen: int = field(default=0)
+
+
+_armed: dict[str, _Armed] = {}
+
+
+def reach(point: str) -> None:
+    """The driver stands at `point`."""
+    if not _armed:
+        return
+    armed = _armed.get(point)
+    if armed is None:
+        return
+    armed.seen += 1
+    if armed.seen == armed.visit:
+        armed.act(point)
+
+
+def arm(
+    point: str, action: str | Callable[[str], None], *, visit: int = 1, folder: str = ""
+) -> None:
+    """Break this process at the given visit of `point`."""
+    if point not in POINTS:
+        raise ValueError(f"no fault point is called {point!r}; there are: {', '.join(POINTS)}")
+    act = action if callable(action) else _action(action, folder)
+    _armed[point] = _Armed(act, visit)
+
+
+def disarm() -> None:
+    _armed.clear()
+
+
+def arm_from_environment() -> None:
+    """Arm what `ONCEFLOW_FAULT` asks for (several are separated by commas)."""
+    for spec in filter(None, os.environ.get("ONCEFLOW_FAULT", "").split(",")):
+        point, action, *rest = spec.split(":")
+        visit = int(rest[0]) if rest else 1
+        arm(point, action, visit=visit, folder=rest[1] if len(rest) > 1 else "")
+
+
+def _action(name: str, folder: str) -> Callable[[str], None]:
+    if name == "kill":
+        return lambda _: os.kill(os.getpid(), signal.SIGKILL)
+    if name == "raise":
+        return _raise
+    if name == "pause":
+        return lambda _: _pause(Path(folder))
+    raise ValueError(f"unknown fault action {name!r}; use kill, raise or pause")
+
+
+def _raise(point: str) -> None:
+    raise InjectedFault(point)
+
+
+def _pause(folder: Path) -> None:
+    (folder / "paused").touch()
+    while not (folder / "resume").exists():
+        time.sleep(0.02)
