@@ -41,13 +41,13 @@ from typing import Any
 from onceflow import __version__
 from onceflow.epoch_log import Decision, OutputDecision
 from onceflow.errors import JobError, PlanChanged
+from onceflow.explain import explain
 from onceflow.home import Query, now
 from onceflow.identity import refuse_foreign_ledger, refuse_other_checkpoint
 from onceflow.runtime.lease import Lease, host_name
 from onceflow.sinks.base import Sink
 from onceflow.sinks.committables import harden, verify
 from onceflow.sinks.ledger import Committable, Ledger, Position, Publication
-from onceflow.sources.files import bad_input
 from onceflow.spark_inside import (
     COMPACT_INTERVAL,
     Checkpoint,
@@ -88,6 +88,8 @@ class Epochs:
         self.checkpoint = Checkpoint(query.folder)
         self.schema: str = declared.df.schema.json()
         self.term = 0
+        self.opened_at: int | None = None  # the epoch that had been published before
+        self.published_at: float | None = None  # when this driver published last
         self.failure: BaseException | None = None
         self._ledgers: dict[str, Ledger] = {}
         self._stager = Stager(declared.outputs, declared.by, self.schema)
@@ -134,6 +136,7 @@ class Epochs:
         reach("open.swept")
 
         # 5. no-data
+        self.opened_at = self.log.last.epoch if self.log.last else None
         self._put_in_no_data_epoch()
         reach("open.ready")
 
@@ -216,10 +219,10 @@ class Epochs:
                     raise Stopping
                 self._run(batch, epoch)
             except BaseException as error:
-                self.failure = bad_input(error) or error
-                if self.failure is not error:
-                    raise self.failure from error
-                raise
+                self.failure = explain(error)
+                if self.failure is error:
+                    raise
+                raise self.failure from error
 
     def _run(self, batch: Any, epoch: int) -> None:
         # 1. check
@@ -245,6 +248,7 @@ class Epochs:
         for name, sink in self._outputs:
             self._publish(name, sink, decision)
             reach("epoch.output-published")
+        self.published_at = time.time()
         reach("epoch.published")
 
         # 6. sweep

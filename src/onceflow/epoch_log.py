@@ -51,6 +51,10 @@ class Decision:
     outputs: dict[str, OutputDecision]
     nonce: str = field(default_factory=lambda: uuid.uuid4().hex)
 
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for output in self.outputs.values() for file in output.files)
+
     def to_json(self) -> dict[str, Any]:
         return {"type": "epoch", **dataclasses.asdict(self)}
 

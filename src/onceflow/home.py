@@ -146,7 +146,7 @@ class JobFolder:
             return []
         names = sorted(self.store.list(f"lineages/{lineage}"))
         found = (self.query(lineage, name) for name in names if _NAME.fullmatch(name))
-        return [query for query in found if query.store.list("log")]
+        return [query for query in found if (query.folder / "onceflow" / "log").is_dir()]
 
 
 def jobs(home: str | os.PathLike[str]) -> Iterator[JobFolder]:

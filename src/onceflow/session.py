@@ -7,12 +7,15 @@ home and changes no guarantee. `QUIET` is comfort.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onceflow import spark_inside
@@ -73,8 +76,16 @@ def profile() -> dict[str, str]:
     return {**required, _RETAIN: str(_LEAST_RETAINED), **FAST, **QUIET}
 
 
-def get_session(master: str | None = None, settings: dict[str, str] | None = None) -> SparkSession:
-    """The session that is there, if it is safe; else a new one with the safe profile."""
+def get_session(
+    master: str | None = None,
+    settings: dict[str, str] | None = None,
+    *,
+    log: Path | None = None,
+) -> SparkSession:
+    """The session that is there, if it is safe; else a new one with the safe profile.
+
+    `log`: where a new session's JVM writes what it has to say, instead of to standard error.
+    """
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
@@ -92,11 +103,29 @@ def get_session(master: str | None = None, settings: dict[str, str] | None = Non
     log4j = resources.files("onceflow").joinpath("log4j2.properties")
     config["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile=file:{log4j}"
     config.update(settings or {})
-    spark = SparkSession.builder.config(map=config).getOrCreate()
+    with _standard_error_to(log):
+        spark = SparkSession.builder.config(map=config).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     _keep_quiet(spark)
     check_session(spark)
     return spark
+
+
+@contextlib.contextmanager
+def _standard_error_to(log: Path | None) -> Iterator[None]:
+    """The JVM keeps the standard error that it was started with."""
+    if log is None:
+        yield
+        return
+    log.parent.mkdir(parents=True, exist_ok=True)
+    ours = os.dup(2)
+    with open(log, "ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(ours, 2)
+        os.close(ours)
 
 
 def _keep_quiet(spark: Any) -> None:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from onceflow.epoch import Declared, Epochs, Stopping
 from onceflow.errors import JobError, PlanChanged
+from onceflow.explain import explain
 from onceflow.flow import Flow, declare
 from onceflow.home import JobFolder
 from onceflow.job import Job, milliseconds
 from onceflow.runtime.lease import Lease
 from onceflow.session import check_session, get_session
 from onceflow.sinks.base import Sink
-from onceflow.sources.files import bad_input
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,7 +47,7 @@ class Started:
             stopped = isinstance(self.epochs.failure, Stopping)
             return None if stopped else self.epochs.failure
         error = self.query.exception()
-        return None if error is None else (bad_input(error) or error)
+        return None if error is None else explain(error)
 
 
 class Handle:

@@ -1,5 +1,73 @@
-"""The command line."""
+"""The command line: thin over the library, every command with `--json` and exit codes.
+
+| code | meaning |
+|---|---|
+| 0 | done |
+| 1 | failed |
+| 2 | the command, the job or the session is wrong |
+| 4 | Java, Spark or the machine is not what is needed |
+| 5 | another driver leads the job |
+| 6 | fenced by another driver |
+| 7 | a file of onceflow's, or the checkpoint, is damaged or not the right one |
+| 8 | a target cannot take the output |
+| 9 | rows that cannot be parsed or taken |
+| 75 | trying again later can help (a full disk, a locked database) |
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from onceflow import __version__
+from onceflow.errors import OnceflowError
+
+_COMMANDS = {
+    "run": "Run a job, with progress; exactly once, whatever happens.",
+    "status": "Where each query of a job stands.",
+    "ledger": "What each target itself says is published.",
+    "doctor": "Java, Spark, disk, clock, leftovers: what is wrong and what mends it.",
+}
+
+
+class _Lazy(click.Group):
+    """Imports a command when it is called, so that help is quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"onceflow.cli.{name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="onceflow")
+def cli() -> None:
+    """Exactly-once stream processing for Python, on Spark: not less, not more."""
 
 
 def main() -> None:
-    pass
+    """Entry point: errors of ours become a message and an exit code."""
+    try:
+        cli(standalone_mode=False)
+    except click.exceptions.Exit as ended:
+        sys.exit(ended.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)
+    except OnceflowError as error:
+        from onceflow.cli.output import show_error
+
+        show_error(error, as_json="--json" in sys.argv)
+        sys.exit(error.exit_code)
