@@ -82,7 +82,6 @@ class _View:
     def restart(self, position: int, roll_up: dict[str, Any] | None) -> None:
         body = roll_up or {}
         self.position = position
-        self.rolled_up = position
         self.term: int = body.get("term", 0)
         self.fence: dict[str, Any] | None = body.get("fence")
         self.end: dict[str, Any] | None = body.get("end")
@@ -210,7 +209,6 @@ class EpochLog:
         }
         self._log.roll_up(number, body)
         self._view.decisions = decisions[len(covered) - 2 :]
-        self._view.rolled_up = number
         return True
 
     def prune(self) -> None:

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _KIND, _SUBJECT = "files commit", "output folder"
-_ROLL_UP_EVERY = 100
 # Spark's own patterns for JSON cut a timestamp to milliseconds.
 _JSON_TIMES = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
@@ -61,6 +60,7 @@ class Files(Sink):
     """
 
     modes = ("append",)
+    roll_up_every = 100  # commits
 
     def __init__(
         self,
@@ -269,16 +269,23 @@ class Files(Sink):
 
     def _roll_up(self, log: NumberedLog, folder: _Folder, number: int) -> None:
         """File lists go into manifests that never change, so a roll-up stays small."""
-        if number - folder.rolled_up < _ROLL_UP_EVERY:
+        if number - folder.rolled_up < self.roll_up_every:
             return
         first = folder.rolled_up + 1
         log.catch_up(folder)
         number = folder.position
-        files = [f for n in range(first, number + 1) for f in (log.entry(n) or {}).get("files", ())]
+        files = []
+        for n in range(first, number + 1):
+            entry = log.entry(n)
+            if entry is None:
+                return  # somebody else rolled up: a successor of ours is at work
+            files += entry.get("files", ())
         name = f"manifest-{first:012d}-{number:012d}.json"
         manifest = seal("files manifest", name, {"files": files})
         log.store.put_if_absent(f"_commits/{name}", manifest)
-        log.roll_up(number, folder.roll_up(name))
+        folder.manifests.append(name)
+        folder.rolled_up = number
+        log.roll_up(number, folder.roll_up())
 
     @staticmethod
     def _files(path: Path) -> list[dict[str, Any]]:
@@ -354,12 +361,12 @@ class _Folder:
     def ledger(self) -> Ledger:
         return Ledger(self.term, self.at, self.decision)
 
-    def roll_up(self, manifest: str) -> dict[str, Any]:
+    def roll_up(self) -> dict[str, Any]:
         at = {"lineage": self.at.lineage, "epoch": self.at.epoch} if self.at else None
         return {
             "output": self.owner, "term": self.term, "token": self.token, "at": at,
             "decision": self.decision, "schema": self.schema, "layout": self.layout,
-            "manifests": [*self.manifests, manifest],
+            "manifests": self.manifests,
         }  # fmt: skip
 
 

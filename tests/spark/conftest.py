@@ -1,0 +1,22 @@
+"""One Spark session serves all tests that need one."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import onceflow
+from onceflow.testing import faults
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    session = onceflow.get_session("local[2]")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(autouse=True)
+def disarmed() -> Iterator[None]:
+    yield
+    faults.disarm()

@@ -1,0 +1,293 @@
+"""A small job with a known truth, told in several lives of its driver.
+
+The input is five Parquet files of numbered rows, one for each epoch. The truth is computed from
+the numbers alone. Outputs are read back without onceflow's own readers: commit entries as JSON
+lines, rows by pyarrow and sqlite3.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+FILES = 5
+ROWS = 60  # of one file
+STEP = 1  # seconds of event time from row to row
+WINDOW = 20  # seconds
+DELAY = 5  # seconds
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Story:
+    """Where it plays, what kind of query, which outputs."""
+
+    root: str
+    query: str  # stateless | stateful
+    sinks: str  # files | sqlite | both
+    keep_epochs: int = 2
+
+    @property
+    def path(self) -> Path:
+        return Path(self.root)
+
+    @property
+    def home(self) -> Path:
+        return self.path / "home"
+
+    # -------------------------------------------------------------- input and truth
+
+    def write_input(self, files: range = range(FILES)) -> None:
+        (self.path / "in").mkdir(parents=True, exist_ok=True)
+        for number in files:
+            ids = list(range(number * ROWS, (number + 1) * ROWS))
+            table = pa.table(
+                {
+                    "id": pa.array(ids, pa.int64()),
+                    "key": [key_of(i) for i in ids],
+                    "at": pa.array([at(i) for i in ids], pa.timestamp("us", "UTC")),
+                }
+            )
+            part = self.path / "in" / f".{number}.part"
+            pq.write_table(table, part)
+            os.utime(part, (number + 1_700_000_000, number + 1_700_000_000))
+            part.rename(self.path / "in" / f"{number}.parquet")  # readers see whole files only
+
+    def truth(self, files: int = FILES) -> Counter[Row]:
+        ids = range(files * ROWS)
+        if self.query == "stateless":
+            return Counter((i, key_of(i), i * 3) for i in ids if i % 10)
+        watermark = at(files * ROWS - 1) - timedelta(seconds=DELAY)
+        windows: Counter[tuple[datetime, str]] = Counter()
+        for i in ids:
+            begin = BEGIN + timedelta(seconds=(i * STEP) // WINDOW * WINDOW)
+            windows[begin, key_of(i)] += 1
+        closed = {
+            (k, b): n for (b, k), n in windows.items() if b + timedelta(seconds=WINDOW) <= watermark
+        }
+        return Counter((k, b.isoformat(sep=" "), n) for (k, b), n in closed.items())
+
+    # -------------------------------------------------------------- the job
+
+    def job(self) -> Any:
+        from pyspark.sql import functions as F
+
+        import onceflow
+        from onceflow import sinks, sources
+
+        class Files(sinks.Files):
+            roll_up_every = 3
+
+        @onceflow.job("story", every="0ms", keep_epochs=self.keep_epochs)
+        def story(flow: onceflow.Flow) -> None:
+            rows = flow.read(
+                "rows",
+                sources.Files(
+                    self.path / "in",
+                    schema="id long, key string, at timestamp",
+                    max_files_per_epoch=1,
+                ),
+            )
+            if self.query == "stateless":
+                out = rows.where("id % 10 != 0").select("id", "key", (rows.id * 3).alias("triple"))
+            else:
+                out = (
+                    rows.withWatermark("at", f"{DELAY} seconds")
+                    .groupBy(F.window("at", f"{WINDOW} seconds"), "key")
+                    .count()
+                    .select("key", F.col("window.start").cast("string").alias("begin"), "count")
+                )
+            files = Files(self.path / "files")
+            sqlite = sinks.Sqlite(self.path / "out.db", table="result")
+            if self.sinks == "both":
+                out = out.withColumn("outcome", F.when(out.key < "c", "files").otherwise("sqlite"))
+                to = {"files": files, "sqlite": sqlite}
+                flow.write("result", out, to=to, by="outcome")
+            else:
+                flow.write("result", out, to=files if self.sinks == "files" else sqlite)
+
+        return story
+
+    # -------------------------------------------------------------- lives
+
+    def live(self, **options: Any) -> None:
+        """One life of the driver in this process, on the session that is there."""
+        import onceflow
+
+        onceflow.start(self.job(), home=self.home, once=True, **options).wait()
+
+    def spawn(self, fault: str = "", **options: Any) -> subprocess.Popen[str]:
+        """A driver process of its own. `fault` is armed in it."""
+        command = [sys.executable, __file__, json.dumps(asdict(self)), json.dumps(options)]
+        quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+        return subprocess.Popen(
+            command,
+            env={**os.environ, "ONCEFLOW_FAULT": fault, "JDK_JAVA_OPTIONS": quick},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def live_apart(self, fault: str = "", **options: Any) -> int:
+        """One life in a process of its own; its exit code."""
+        driver = self.spawn(fault, **options)
+        said, _ = driver.communicate(timeout=120)
+        if driver.returncode not in (0, -9):
+            print(said)
+        return driver.returncode
+
+    # -------------------------------------------------------------- reading back
+
+    def published(self) -> Counter[Row]:
+        """All rows that a reader of committed rows sees now."""
+        rows: Counter[Row] = Counter()
+        if self.sinks in ("files", "both"):
+            rows += read_files(self.path / "files")
+        if self.sinks in ("sqlite", "both"):
+            rows += read_sqlite(self.path / "out.db", "result")
+        return rows
+
+    def check(self, files: int = FILES) -> None:
+        """The outputs are the truth, as multisets; nothing is left behind."""
+        found, truth = self.published(), self.truth(files)
+        assert not truth - found, f"lost: {sorted(truth - found)[:5]}"
+        assert not found - truth, f"doubled or wrong: {sorted(found - truth)[:5]}"
+        staged = [p for p in self.home.glob("story/lineages/*/*/onceflow/staged/*")]
+        assert not staged, f"left behind: {staged}"
+
+
+class Poller:
+    """Reads committed rows all the time: never a row that is not in the truth, never fewer."""
+
+    def __init__(self, story: Story) -> None:
+        self.story = story
+        self.truth = story.truth()
+        self.wrong: list[str] = []
+        self.polls = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Poller:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(30)
+        if kind is None:
+            assert not self.wrong, self.wrong[:3]
+            assert self.polls > 1
+
+    def _run(self) -> None:
+        before: Counter[Row] = Counter()
+        while not self._stop.is_set():
+            seen = self.story.published()
+            if seen - self.truth:
+                self.wrong.append(f"saw {sorted(seen - self.truth)[:3]}")
+            if before - seen:
+                self.wrong.append(f"went back: {sorted(before - seen)[:3]}")
+            before = seen
+            self.polls += 1
+            time.sleep(0.02)
+
+
+def key_of(number: int) -> str:
+    return "abcd"[number * 7 % 4]
+
+
+def at(number: int) -> datetime:
+    return BEGIN + timedelta(seconds=number * STEP)
+
+
+def read_files(root: Path) -> Counter[Row]:
+    """Follow the documented layout: newest roll-up, its manifests, the entries above it."""
+    for _ in range(100):
+        try:
+            return _read_files(root)
+        except FileNotFoundError:
+            continue  # rolled up while we read: begin again
+    raise AssertionError("a reader of the commits cannot keep up")
+
+
+def _read_files(root: Path) -> Counter[Row]:
+    commits = root / "_commits"
+    names = sorted(os.listdir(commits)) if commits.exists() else []
+    roll_up = max((n for n in names if n.startswith("rollup-")), default="")
+    paths: list[str] = []
+    if roll_up:
+        for manifest in body(commits / roll_up)["manifests"]:
+            paths += [f["path"] for f in body(commits / manifest)["files"]]
+    above = roll_up.removeprefix("rollup-")
+    for name in names:
+        if name[0].isdigit() and name > above:
+            paths += [f["path"] for f in body(commits / name).get("files", ())]
+    if (
+        max((n for n in os.listdir(commits) if n.startswith("rollup-")), default="") != roll_up
+        if commits.exists()
+        else False
+    ):
+        raise FileNotFoundError
+    rows: Counter[Row] = Counter()
+    for path in paths:
+        for row in pq.read_table(root / path).to_pylist():
+            rows[_row(row)] += 1
+    return rows
+
+
+def body(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text().split("\n")[1])
+    return found
+
+
+def read_sqlite(path: Path, table: str) -> Counter[Row]:
+    if not path.exists():
+        return Counter()
+    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)
+    try:
+        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
+            return Counter()
+        cursor = db.execute(f"SELECT * FROM {table}")
+        names = [c[0] for c in cursor.description]
+        return Counter(_row(dict(zip(names, row, strict=True))) for row in cursor)
+    finally:
+        db.close()
+
+
+def _row(row: dict[str, Any]) -> Row:
+    kept = {k: v for k, v in row.items() if k not in ("outcome", "_lineage", "_epoch")}
+    if "begin" in kept:
+        kept["begin"] = datetime.fromisoformat(kept["begin"]).replace(tzinfo=UTC).isoformat(sep=" ")
+    return tuple(kept.values())
+
+
+def main() -> None:
+    import onceflow
+    from onceflow.testing import faults
+
+    story = Story(**json.loads(sys.argv[1]))
+    options = json.loads(sys.argv[2])
+    settings = options.pop("settings", {})
+    onceflow.get_session("local[2]", settings)
+    faults.arm_from_environment()
+    story.live(**options)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
