@@ -28,6 +28,7 @@ whatever crashes after 4 is finished by the next opening. `reach` marks the faul
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
@@ -40,7 +41,7 @@ from typing import Any
 
 from onceflow import __version__
 from onceflow.epoch_log import Decision, OutputDecision
-from onceflow.errors import JobError, PlanChanged
+from onceflow.errors import JobError, OnceflowError, PlanChanged
 from onceflow.explain import explain
 from onceflow.home import Query, now
 from onceflow.identity import refuse_foreign_ledger, refuse_other_checkpoint
@@ -219,10 +220,16 @@ class Epochs:
                     raise Stopping
                 self._run(batch, epoch)
             except BaseException as error:
-                self.failure = explain(error)
+                self.failure = self.reason(error)
                 if self.failure is error:
                     raise
                 raise self.failure from error
+
+    def reason(self, error: BaseException) -> BaseException:
+        """A driver that was replaced fails in many ways; what it must hear is `Fenced`."""
+        with contextlib.suppress(OnceflowError, OSError):
+            return self.log.successor() or explain(error)
+        return explain(error)
 
     def _run(self, batch: Any, epoch: int) -> None:
         # 1. check

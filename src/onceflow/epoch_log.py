@@ -158,6 +158,12 @@ class EpochLog:
         if self._view.position != stood or self._view.term != self._term:
             raise self._fenced()
 
+    def successor(self) -> Fenced | None:
+        """Has somebody taken our place? For telling why something failed."""
+        self._log.catch_up(self._view)
+        taken = self._view.end is not None or self._view.term > self._term
+        return self._fenced() if taken else None
+
     def decide(self, decision: Decision) -> None:
         """The commit point. `Fenced`: this epoch was not decided by us."""
         self.check()

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from onceflow.epoch import Declared, Epochs, Stopping
 from onceflow.errors import JobError, PlanChanged
-from onceflow.explain import explain
 from onceflow.flow import Flow, declare
 from onceflow.home import JobFolder
 from onceflow.job import Job, milliseconds
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
 DEFAULT_HOME = ".onceflow"
 _POLL = 0.1
+_HUNG_AFTER = 30.0  # seconds
 _running: dict[Path, Handle] = {}
 
 
@@ -47,7 +47,7 @@ class Started:
             stopped = isinstance(self.epochs.failure, Stopping)
             return None if stopped else self.epochs.failure
         error = self.query.exception()
-        return None if error is None else explain(error)
+        return None if error is None else self.epochs.reason(error)
 
 
 class Handle:
@@ -110,7 +110,7 @@ class Handle:
                 self._stop_all()
             while any(s.active for s in self.started.values()):
                 time.sleep(_POLL)
-            self._failure = self._failure or self._first_failure()
+            self._failure = self._failure or self._hung_body() or self._first_failure()
         except Exception as error:  # the JVM is gone: the edge where we notice it
             self._failure = PlanChanged(
                 f"Spark's JVM is gone: {type(error).__name__}: {error}", hint="start the job again"
@@ -121,6 +121,16 @@ class Handle:
 
     def _first_failure(self) -> BaseException | None:
         return next((f for f in (s.failure() for s in self.started.values()) if f), None)
+
+    def _hung_body(self) -> BaseException | None:
+        """Spark gave the query up, but Python still works on an epoch: a driver to be fenced."""
+        for name, started in self.started.items():
+            if not started.epochs.stop_after_epoch(timeout=_HUNG_AFTER):
+                return PlanChanged(
+                    f"an epoch of {name} still runs {_HUNG_AFTER:.0f} s after its query ended",
+                    hint="end this process; the next start fences what hangs",
+                )
+        return None
 
     def _stop_all(self) -> None:
         for started in self.started.values():

@@ -41,6 +41,7 @@ class Story:
     query: str  # stateless | stateful
     sinks: str  # files | sqlite | both
     keep_epochs: int = 2
+    files_per_epoch: int = 1
 
     @property
     def path(self) -> Path:
@@ -70,7 +71,7 @@ class Story:
 
     def truth(self, files: int = FILES) -> Counter[Row]:
         ids = range(files * ROWS)
-        if self.query == "stateless":
+        if self.query in ("stateless", "flaky"):
             return Counter((i, key_of(i), i * 3) for i in ids if i % 10)
         watermark = at(files * ROWS - 1) - timedelta(seconds=DELAY)
         windows: Counter[tuple[datetime, str]] = Counter()
@@ -100,10 +101,17 @@ class Story:
                 sources.Files(
                     self.path / "in",
                     schema="id long, key string, at timestamp",
-                    max_files_per_epoch=1,
+                    max_files_per_epoch=self.files_per_epoch,
                 ),
             )
-            if self.query == "stateless":
+            if self.query == "random":
+                out = rows.groupBy(_dice()("id").alias("key")).count()
+                to = sinks.Sqlite(self.path / "out.db", table="result", key="key")
+                flow.write("result", out, to=to, mode="update")
+                return
+            if self.query == "flaky":
+                rows = rows.where(_flaky(str(self.path / "attempts"))("id"))
+            if self.query in ("stateless", "flaky"):
                 out = rows.where("id % 10 != 0").select("id", "key", (rows.id * 3).alias("triple"))
             else:
                 out = (
@@ -131,26 +139,48 @@ class Story:
 
         onceflow.start(self.job(), home=self.home, once=True, **options).wait()
 
-    def spawn(self, fault: str = "", **options: Any) -> subprocess.Popen[str]:
-        """A driver process of its own. `fault` is armed in it."""
+    def spawn(self, fault: str = "", host: str = "", **options: Any) -> Driver:
+        """A driver process of its own. `fault` is armed in it; `host` is what it thinks it is."""
         command = [sys.executable, __file__, json.dumps(asdict(self)), json.dumps(options)]
         quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-        return subprocess.Popen(
-            command,
-            env={**os.environ, "ONCEFLOW_FAULT": fault, "JDK_JAVA_OPTIONS": quick},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        said = self.path / f"said-{time.monotonic_ns()}.txt"
+        with open(said, "w") as out:
+            process = subprocess.Popen(
+                command,
+                env={
+                    **os.environ,
+                    "ONCEFLOW_FAULT": fault,
+                    "ONCEFLOW_HOST": host or os.environ.get("ONCEFLOW_HOST", ""),
+                    "JDK_JAVA_OPTIONS": quick,
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+        return Driver(process, said)
 
     def live_apart(self, fault: str = "", **options: Any) -> int:
         """One life in a process of its own; its exit code."""
         driver = self.spawn(fault, **options)
-        said, _ = driver.communicate(timeout=120)
-        if driver.returncode not in (0, -9):
-            print(said)
-        return driver.returncode
+        code = driver.process.wait(120)
+        if code not in (0, -9):
+            print(driver.said)
+        return code
+
+    @property
+    def checkpoint(self) -> Path:
+        (found,) = self.home.glob("story/lineages/*/result")
+        return found
+
+    def newest(self, folder: str) -> Path:
+        """The newest `offsets/<N>` or `commits/<N>` of Spark's checkpoint."""
+        names = [p for p in (self.checkpoint / folder).iterdir() if p.name.isdigit()]
+        return max(names, key=lambda p: int(p.name))
+
+    def log_entries(self) -> list[dict[str, Any]]:
+        """The entries of the epoch log that are not rolled up, oldest first."""
+        names = sorted((self.checkpoint / "onceflow" / "log").glob("0*.json"))
+        return [body(name) for name in names]
 
     # -------------------------------------------------------------- reading back
 
@@ -168,8 +198,20 @@ class Story:
         found, truth = self.published(), self.truth(files)
         assert not truth - found, f"lost: {sorted(truth - found)[:5]}"
         assert not found - truth, f"doubled or wrong: {sorted(found - truth)[:5]}"
-        staged = [p for p in self.home.glob("story/lineages/*/*/onceflow/staged/*")]
+        staged = list(self.home.glob("story/lineages/*/*/onceflow/staged/*"))
         assert not staged, f"left behind: {staged}"
+
+
+@dataclass(frozen=True)
+class Driver:
+    """A driver process and what it said."""
+
+    process: subprocess.Popen[bytes]
+    output: Path
+
+    @property
+    def said(self) -> str:
+        return self.output.read_text()
 
 
 class Poller:
@@ -213,6 +255,41 @@ def key_of(number: int) -> str:
 
 def at(number: int) -> datetime:
     return BEGIN + timedelta(seconds=number * STEP)
+
+
+def _dice() -> Any:
+    """An enrichment whose answer is another at every call."""
+    import random
+
+    from pyspark.sql import functions as F
+
+    return F.udf(lambda _: random.SystemRandom().randrange(5), "long").asNondeterministic()
+
+
+def _flaky(folder: str) -> Any:
+    """In the middle of a partition the first attempt fails, or is slow if it may be speculated."""
+    from pyspark.sql import functions as F
+
+    def check(number: int) -> bool:
+        import os
+        import time
+
+        from pyspark import TaskContext
+
+        if number % 60 == 31:
+            context = TaskContext.get()
+            assert context is not None
+            os.makedirs(folder, exist_ok=True)
+            slow = os.path.exists(folder + ".slow")
+            open(f"{folder}/{number}-{context.attemptNumber()}", "w").close()
+            if context.attemptNumber() == 0:
+                if not slow:
+                    raise RuntimeError("this attempt fails half way")
+                if number == 31:
+                    time.sleep(15)
+        return True
+
+    return F.udf(check, "boolean")
 
 
 def read_files(root: Path) -> Counter[Row]:

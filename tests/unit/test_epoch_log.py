@@ -568,7 +568,7 @@ def test_three_drivers_in_any_order_decide_every_epoch_once(
     tmp_path: Path, kill: float, lose: float
 ) -> None:
     lengths = []
-    for seed in range(15):
+    for seed in range(SEEDS):
         print("seed", seed)
         lengths.append(three_drivers(tmp_path / str(seed), seed, kill=kill, lose=lose))
     assert max(lengths) > 5, "the drivers came far enough to roll up"

@@ -21,9 +21,12 @@ class Killed(BaseException):
 
 
 class Turns:
+    """`kill`: how likely a driver dies at a step."""
+
     def __init__(self, seed: int, *, kill: float = 0.0) -> None:
         self.random = random.Random(seed)
         self._kill = kill
+        self._change = self.random.choice((0.05, 0.2, 1.0))  # long pauses, or all at once
         self._back = threading.Semaphore(0)
         self._mine = threading.local()
 
@@ -46,18 +49,25 @@ class Turns:
         threads = [threading.Thread(target=live, args=(n,), daemon=True) for n in waiting]
         for thread in threads:
             thread.start()
+        turn = 0
         while waiting and not failures:
-            gates[self.random.choice(waiting)].release()
+            if turn not in waiting or self.random.random() < self._change:
+                turn = self.random.choice(waiting)
+            gates[turn].release()
             self._back.acquire()
         if failures:
             raise failures[0]
         for thread in threads:
             thread.join()
 
-    def step(self) -> None:
-        """Wait for our next turn; now and then it never comes."""
+    def wait(self) -> None:
+        """Until it is our turn."""
         self._back.release()
         self._mine.gate.acquire()
+
+    def step(self) -> None:
+        """As a driver waits: now and then its turn never comes."""
+        self.wait()
         if self.random.random() < self._kill:
             raise Killed
 
@@ -73,7 +83,7 @@ class Truth:
         stem = name.rpartition("/")[2].removesuffix(".json")
         if stem.startswith("rollup-"):
             self._covered = max(self._covered, int(stem.removeprefix("rollup-")))
-        elif int(stem) > self._covered:
+        elif stem.isdecimal() and int(stem) > self._covered:
             assert int(stem) == len(self.entries) + 1, f"{name} leaves a hole or is there twice"
             self.entries.append(json.loads(data.split(b"\n")[1]))
 

@@ -2,75 +2,159 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+
+from onceflow.epoch_log import Decision
 
 if TYPE_CHECKING:
     from onceflow.start import Handle, Started
 
+_WINDOW = 10.0  # seconds over which rates are taken, at least
+
 
 @dataclass(frozen=True)
 class QueryProgress:
-    """One query at one moment."""
+    """One query at one moment. Counts begin with this driver."""
 
     query: str
-    epoch: int | None  # published last
-    rows_in_per_s: float
+    epoch: int | None  # decided last
+    epochs: int
+    rows_in: int
+    rows_out: int
+    rows_in_per_s: float  # over the last ten seconds, or two epochs if that is longer
     rows_out_per_s: float
-    rows_out: int  # published since this driver started
-    lag_s: float  # how long input has been waiting that is not published yet
-    published_s_ago: float | None
+    lag_s: float  # how long the newest published input had waited, or the running epoch takes
+    published_s_ago: float | None  # by this driver or one before
     watermark: str | None
     state_rows: int | None
-    epoch_ms: int | None
+    epoch_ms: int | None  # how long the last epoch took
 
 
 class ProgressMeter:
     """Looks at a handle now and then and remembers what it needs for rates."""
 
     def __init__(self, handle: Handle, clock: Callable[[], float] = time.time) -> None:
-        self._handle = handle
-        self._clock = clock
-        self._seen: dict[str, int] = {}
-        self._rows: dict[str, int] = {}
-        self._caught_up: dict[str, float] = {}
-        for name, started in handle.started.items():
-            last = started.epochs.opened_at
-            self._seen[name] = -1 if last is None else last
-            self._rows[name] = 0
-            self._caught_up[name] = clock()
+        self._meters = [_Meter(name, s, clock) for name, s in handle.started.items()]
+
+    def count(self) -> int:
+        """How many epochs were decided. Call it often: old decisions are rolled up."""
+        return sum(meter.count() for meter in self._meters)
 
     def look(self) -> list[QueryProgress]:
-        return [self._look(name, started) for name, started in self._handle.started.items()]
+        return [meter.look() for meter in self._meters]
 
-    def _look(self, name: str, started: Started) -> QueryProgress:
-        decisions = started.epochs.log.decisions
-        last = decisions[-1] if decisions else None
-        for decision in decisions:
-            if decision.epoch > self._seen[name]:
-                self._seen[name] = decision.epoch
-                self._rows[name] += decision.rows
-        progress: dict[str, Any] = started.query.lastProgress or {}
-        took = progress["batchDuration"] if progress else None
-        if not started.query.status["isDataAvailable"]:
-            self._caught_up[name] = self._clock()
-        published = started.epochs.published_at
-        event_time = progress["eventTime"] if progress else {}
-        states = progress["stateOperators"] if progress else []
+
+class _Meter:
+    def __init__(self, name: str, started: Started, clock: Callable[[], float]) -> None:
+        self._name, self._started, self._clock = name, started, clock
+        opened_at, last = started.epochs.opened_at, started.epochs.log.last
+        self._seen = -1 if opened_at is None else opened_at
+        self._epochs = self._rows_in = self._rows_out = 0
+        self._newest = ("", -1)  # Spark's progress reports up to here are counted
+        self._executed: dict[str, Any] = {}  # the newest report of an epoch that ran
+        self._samples = deque([(clock(), 0, 0)])
+        self._looked_at = self._seen
+        self._waited = 0.0
+        # Nothing that appeared before this moment is waiting, as far as we know.
+        self._idle_at = clock() if last is None else _seconds(last.at)
+        self._busy_since = clock()
+
+    def count(self) -> int:
+        for decision in self._started.epochs.log.decisions:
+            if decision.epoch > self._seen:
+                self._seen = decision.epoch
+                self._epochs += 1
+                self._rows_out += decision.rows
+        return self._epochs
+
+    def look(self) -> QueryProgress:
+        self.count()
+        for report in reversed(list(_reports(self._started.query, self._newest))):
+            self._newest = (report["timestamp"], report["batchId"])
+            self._rows_in += report["numInputRows"]
+            if "addBatch" in report["durationMs"]:
+                self._executed = report
+        now, last = self._clock(), self._started.epochs.log.last
+        took: int | None = self._executed.get("batchDuration")
+        rates = self._rates(now, (took or 0) / 1000)
+        published = self._started.epochs.published_at or (_seconds(last.at) if last else None)
+        states = self._executed.get("stateOperators")
         return QueryProgress(
-            query=name,
+            query=self._name,
             epoch=last.epoch if last else None,
-            rows_in_per_s=round(float(progress["processedRowsPerSecond"] if progress else 0), 1),
-            rows_out_per_s=round(last.rows / (took / 1000), 1) if last and took else 0.0,
-            rows_out=self._rows[name],
-            lag_s=round(self._clock() - self._caught_up[name], 1),
-            published_s_ago=round(self._clock() - published, 1) if published else None,
-            watermark=(event_time or {}).get("watermark"),
+            epochs=self._epochs,
+            rows_in=self._rows_in,
+            rows_out=self._rows_out,
+            rows_in_per_s=rates[0],
+            rows_out_per_s=rates[1],
+            lag_s=round(self._lag(now, last), 1),
+            published_s_ago=None if published is None else round(max(0.0, now - published), 1),
+            watermark=_iso(last.watermark) if last and last.watermark else None,
             state_rows=sum(s["numRowsTotal"] for s in states) if states else None,
             epoch_ms=took,
         )
+
+    def _rates(self, now: float, epoch_s: float) -> tuple[float, float]:
+        begin = now - max(_WINDOW, 2 * epoch_s)
+        self._samples.append((now, self._rows_in, self._rows_out))
+        while len(self._samples) > 2 and self._samples[1][0] <= begin:
+            self._samples.popleft()
+        then, rows_in, rows_out = self._samples[0]
+        seconds = max(now - then, 0.001)
+        return (
+            round((self._rows_in - rows_in) / seconds, 1),
+            round((self._rows_out - rows_out) / seconds, 1),
+        )
+
+    def _lag(self, now: float, last: Decision | None) -> float:
+        """What is published now appeared after its file was written and after Spark saw nothing."""
+        status = self._started.query.status
+        if not status["isDataAvailable"]:
+            self._idle_at, self._waited, self._busy_since = now, 0.0, now
+        elif last is not None and last.epoch != self._looked_at:
+            published = self._started.epochs.published_at or now
+            self._waited = max(0.0, published - max(self._idle_at, self._appeared(last)))
+            self._busy_since = now
+        self._looked_at = last.epoch if last else -1
+        running = now - self._busy_since if status["isTriggerActive"] else 0.0
+        return max(self._waited, running)
+
+    def _appeared(self, decision: Decision) -> float:
+        """When the oldest file of the epoch was written; for other sources, when it began."""
+        files = [
+            json.loads(entry)["timestamp"] / 1000
+            for offsets in decision.sources.values()
+            for entries in offsets.values()
+            for entry in entries
+        ]
+        if files:
+            return float(min(files))
+        return _seconds(self._executed["timestamp"]) if self._executed else 0.0
+
+
+def _reports(query: Any, newest: tuple[str, int]) -> Iterator[dict[str, Any]]:
+    """Spark's progress reports that are newer, the newest first. `recentProgress` reads all."""
+    reports = query._jsq.recentProgress()
+    for i in range(len(reports) - 1, -1, -1):
+        report: dict[str, Any] = json.loads(reports[i].json())
+        if (report["timestamp"], report["batchId"]) <= newest:
+            return
+        yield report
+
+
+def _seconds(iso: str) -> float:
+    return datetime.fromisoformat(iso).timestamp()
+
+
+def _iso(milliseconds: int) -> str:
+    text = datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z").replace(".000Z", "Z")
 
 
 def as_json(progress: list[QueryProgress]) -> list[dict[str, Any]]:

@@ -1,0 +1,164 @@
+"""Files that Spark or the source lost, tasks that fail or run twice: the truth all the same."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+from story import FILES, Poller, Story
+from waiting import wait_for
+
+from onceflow.testing import faults
+
+QUERIES = ["stateless", "stateful"]
+
+
+def half_way(tmp_path: Path, query: str, sinks: str = "both") -> Story:
+    """Three of the five files are published."""
+    story = Story(str(tmp_path), query, sinks)
+    story.write_input(range(3))
+    story.live()
+    story.check(files=3)
+    return story
+
+
+def and_on(story: Story) -> None:
+    story.live()
+    story.check(files=3)
+    story.write_input(range(3, FILES))
+    story.live()
+    story.check()
+
+
+@pytest.mark.parametrize("query", QUERIES)
+@pytest.mark.parametrize("lost", [("commits",), ("offsets",), ("offsets", "commits")])
+def test_the_newest_files_of_sparks_checkpoint_are_lost(
+    tmp_path: Path, spark: Any, query: str, lost: tuple[str, ...]
+) -> None:
+    story = half_way(tmp_path, query)
+    for folder in lost:
+        story.newest(folder).unlink()
+    and_on(story)
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_the_sources_files_of_a_decided_epoch_are_gone(
+    tmp_path: Path, spark: Any, query: str
+) -> None:
+    """Expired, moved away, deleted: the epoch is decided and is not read again."""
+    story = Story(str(tmp_path), query, "both")
+    story.write_input(range(3))
+    faults.arm("epoch.decided", "raise", visit=3)
+    with pytest.raises(faults.InjectedFault):
+        story.live()
+    faults.disarm()
+    shutil.rmtree(tmp_path / "in")
+    (tmp_path / "in").mkdir()
+    and_on(story)
+
+
+def test_an_undecided_epoch_is_planned_anew(tmp_path: Path, spark: Any) -> None:
+    """Its offsets were written, but they bind nobody: other files may fall into it."""
+    story = Story(str(tmp_path), "stateless", "files")
+    story.write_input(range(2))
+    faults.arm("epoch.checked", "raise", visit=2)
+    with pytest.raises(faults.InjectedFault):
+        story.live()
+    faults.disarm()
+    assert story.newest("offsets").name == "1"
+    (tmp_path / "in" / "1.parquet").unlink()
+    story.write_input(range(1, FILES))
+    story.live()
+    story.check()
+
+
+def test_the_no_data_epoch_that_is_due_runs_after_a_restart(tmp_path: Path, spark: Any) -> None:
+    """Windows that the last rows closed do not wait for another row."""
+    story = Story(str(tmp_path), "stateful", "sqlite")
+    story.write_input()
+    faults.arm("epoch.checked", "raise", visit=FILES + 1)
+    with pytest.raises(faults.InjectedFault):
+        story.live()
+    faults.disarm()
+    assert story.published() != story.truth()
+    story.live()
+    story.check()
+
+
+def test_a_task_that_fails_half_way_through_staging(tmp_path: Path) -> None:
+    story = Story(str(tmp_path), "flaky", "both")
+    story.write_input()
+    with Poller(story):
+        assert story.live_apart(settings={"spark.master": "local[2,4]"}) == 0
+    attempts = {name.split("-")[1] for name in os.listdir(tmp_path / "attempts")}
+    assert attempts == {"0", "1"}, "no attempt failed"
+    story.check()
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[str]:
+    """A standalone cluster with workers on two loopback addresses: what may be speculated."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    spark_class = os.path.join(os.path.dirname(pyspark.__file__), "bin", "spark-class")
+    deploy = "org.apache.spark.deploy"
+    master = f"spark://127.0.0.1:{port}"
+
+    def run(*command: str, ip: str) -> subprocess.Popen[bytes]:
+        env = {**os.environ, "SPARK_LOCAL_IP": ip, "SPARK_PUBLIC_DNS": ip}
+        env["PYSPARK_PYTHON"] = sys.executable
+        return subprocess.Popen(
+            [spark_class, *command], env=env, stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+
+    started = [
+        run(f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port),
+            "--webui-port", "0", ip="127.0.0.1"),
+    ]  # fmt: skip
+    try:
+        wait_for(lambda: _listens(port), 60)
+        for ip in ("127.0.0.1", "127.0.0.2"):
+            started.append(run(
+                f"{deploy}.worker.Worker", "--host", ip, "--webui-port", "0", "--cores", "1",
+                "--memory", "1g", "--work-dir", "/tmp/onceflow-test-work", master, ip=ip,
+            ))  # fmt: skip
+        yield master
+    finally:
+        for process in reversed(started):
+            process.kill()
+            process.wait()
+        shutil.rmtree("/tmp/onceflow-test-work", ignore_errors=True)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as s:
+        return s.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_speculated_tasks_on_a_real_cluster(tmp_path: Path, two_hosts: str) -> None:
+    story = Story(str(tmp_path), "flaky", "both", files_per_epoch=FILES)
+    story.write_input()
+    (tmp_path / "attempts.slow").touch()
+    settings = {
+        "spark.master": two_hosts, "spark.executor.memory": "512m", "spark.cores.max": "2",
+        "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
+        "spark.speculation": "true", "spark.speculation.interval": "100ms",
+        "spark.speculation.multiplier": "1.1", "spark.speculation.quantile": "0.1",
+        "spark.speculation.minTaskRuntime": "100ms", "spark.sql.files.openCostInBytes": "128m",
+        "spark.executorEnv.PYTHONPATH": os.path.dirname(__file__),
+    }  # fmt: skip
+    with Poller(story):
+        assert story.live_apart(settings=settings) == 0
+    attempts = {name.split("-")[1] for name in os.listdir(tmp_path / "attempts")}
+    assert "1" in attempts, "nothing was speculated"
+    story.check()

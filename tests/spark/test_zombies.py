@@ -1,0 +1,167 @@
+"""A driver that was paused and wakes up after its successor: it decides and publishes nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from story import Driver, Poller, Story
+from waiting import wait_for
+
+from onceflow.errors import Fenced, OnceflowError
+from onceflow.testing import faults
+
+ALL = os.environ.get("ONCEFLOW_TEST_ALL") == "1"
+
+# where the first driver is paused, with which outputs and query, and when it wakes up: at a
+# point of its successor's opening, or after the successor has published, swept and rolled up
+CASES = [
+    ("epoch.staged", "files", "stateful", "after"),
+    ("epoch.hardened", "both", "stateful", "open.fenced"),
+    ("epoch.hardened", "sqlite", "stateless", "after"),
+    ("epoch.decided", "both", "stateless", "open.ledgers-read"),
+    ("epoch.decided", "files", "stateful", "open.swept"),
+    ("epoch.output-published", "both", "stateful", "after"),
+    ("files.moved", "files", "stateless", "open.published"),
+    ("put.written", "both", "stateless", "after"),
+]
+SLEEPERS = [p for p in faults.POINTS if p not in ("sqlite.begun", "sqlite.written")]
+WAKINGS = ("open.led", "open.fenced", "open.ledgers-read", "open.published", "open.swept", "after")
+if ALL:
+    CASES = [
+        (point, sinks, query, waking)
+        for number, point in enumerate(SLEEPERS)
+        for sinks in ("files", "sqlite", "both")
+        if not (point in faults.FILES and sinks == "sqlite")
+        and not (point in faults.SQLITE and sinks == "files")
+        for query in (("stateless", "stateful")[number % 2],)
+        for waking in WAKINGS
+    ]
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process believes to be on another machine: it can fence a driver, not end it."""
+    monkeypatch.setenv("ONCEFLOW_HOST", "elsewhere")
+
+
+@pytest.mark.parametrize(("point", "sinks", "query", "waking"), CASES)
+def test_a_paused_driver_that_wakes_up_changes_nothing(  # noqa: PLR0917 - fixtures and a case
+    tmp_path: Path, spark: Any, elsewhere: None, point: str, sinks: str, query: str, waking: str
+) -> None:
+    story = Story(str(tmp_path), query, sinks)
+    story.write_input()
+    visit = 9 if point.startswith("put.") else 1 if point.startswith(("open.", "rollup.")) else 2
+    sleeper = asleep(story, point, visit)
+
+    def wake(_: str = "") -> None:
+        (tmp_path / "resume").touch()
+        sleeper.process.wait(60)
+
+    with Poller(story):
+        if waking == "after":
+            story.live(take_over=True)
+            before = story.published()
+            wake()
+            assert story.published() == before
+        else:
+            faults.arm(waking, wake)
+            story.live(take_over=True)
+    story.check()
+    if waking != "open.led":  # then it was not fenced yet: what it did was its right
+        assert sleeper.process.returncode != 0, sleeper.said
+        assert "Fenced" in sleeper.said, sleeper.said
+        refuse_decisions_below_a_fence(story)
+
+
+def refuse_decisions_below_a_fence(story: Story) -> None:
+    highest = 0
+    for entry in story.log_entries():
+        assert entry["term"] >= highest, "an older term wrote after a newer one's fence"
+        highest = entry["term"]
+
+
+def asleep(story: Story, point: str, visit: int = 2) -> Driver:
+    driver = story.spawn(f"{point}:pause:{visit}:{story.root}", host="first")
+    wait_for(lambda: (story.path / "paused").exists() or driver.process.poll() is not None, 60)
+    assert driver.process.poll() is None, driver.said
+    return driver
+
+
+def test_a_body_that_outlives_its_jvm_is_fenced(
+    tmp_path: Path, spark: Any, elsewhere: None
+) -> None:
+    story = Story(str(tmp_path), "stateful", "both")
+    story.write_input()
+    sleeper = asleep(story, "epoch.hardened")
+    (jvm,) = children(sleeper.process.pid)
+    os.kill(jvm, signal.SIGKILL)
+    story.live(take_over=True)
+    before = story.published()
+    (tmp_path / "resume").touch()
+    assert sleeper.process.wait(60) != 0
+    assert story.published() == before
+    story.check()
+    refuse_decisions_below_a_fence(story)
+
+
+def test_a_body_that_outlives_stop_is_fenced(tmp_path: Path, spark: Any, elsewhere: None) -> None:
+    import threading
+
+    import onceflow
+
+    story = Story(str(tmp_path), "stateless", "sqlite")
+    story.write_input()
+    asleep, awake, decided = threading.Event(), threading.Event(), []
+
+    def sleep(_: str) -> None:
+        asleep.set()
+        awake.wait(120)
+
+    faults.arm("epoch.hardened", sleep, visit=2)
+    faults.arm("epoch.decided", decided.append, visit=2)
+    spark.conf.set("spark.sql.streaming.stopTimeout", "1s")
+    try:
+        handle = onceflow.start(story.job(), home=story.home, once=True)
+        assert asleep.wait(60)
+        with pytest.raises(Exception, match=r"(?i)timed? ?out"):
+            handle.queries["result"].stop()
+        # the successor is another process, on what it takes for another machine
+        driver = story.spawn(host="second", take_over=True)
+        assert driver.process.wait(90) == 0, driver.said
+        before = story.published()
+        awake.set()
+        wait_for(lambda: isinstance(handle.started["result"].epochs.failure, Fenced), 60)
+        with pytest.raises(OnceflowError):  # fenced, or given up as hung before it woke
+            handle.wait(60)
+    finally:
+        awake.set()
+        spark.conf.set("spark.sql.streaming.stopTimeout", "30s")
+    assert not decided
+    assert story.published() == before
+    story.check()
+
+
+@pytest.mark.parametrize("point", ["sqlite.begun", "epoch.staged"])
+def test_take_over_ends_a_holder_that_does_not_answer(
+    tmp_path: Path, spark: Any, point: str
+) -> None:
+    """One that was stopped inside a transaction would block the table for ever."""
+    story = Story(str(tmp_path), "stateless", "sqlite")
+    story.write_input()
+    driver = story.spawn(f"{point}:pause:2:{story.root}").process
+    wait_for((tmp_path / "paused").exists, 60)
+    os.kill(driver.pid, signal.SIGSTOP)
+    with pytest.raises(Exception, match=f"process {driver.pid} on .*, since 20"):
+        story.live()
+    story.live(take_over=True)
+    assert driver.wait(10) == -signal.SIGKILL
+    story.check()
+
+
+def children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(p) for p in found if "java" in Path(f"/proc/{p}/comm").read_text()]
