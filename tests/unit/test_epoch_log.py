@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from children import run_and_kill
-from turns import Killed, Stepped, Truth, Turns
+from turns import Killed, Stepped, Truth, Turns, seeds
 
 from onceflow.epoch_log import Decision, EpochLog, OutputDecision
 from onceflow.errors import Damaged, Fenced, OnceflowError
@@ -552,8 +552,8 @@ def three_drivers(root: Path, seed: int, *, kill: float, lose: float) -> int:
         fenced = max(fenced, entry["term"])
     nonces = {d.nonce for d in decided}
     assert {d.nonce for d in acknowledged} <= nonces, "an epoch that was decided is gone"
-    if not lose:
-        assert nonces.isdisjoint(d.nonce for d in refused), "Fenced, and decided all the same"
+    for mine in refused:  # if it stands all the same, somebody else has read it and leads
+        assert mine.nonce not in nonces or fenced > mine.term
     survivor = opened(root).read()
     assert survivor.decisions == decided[len(decided) - len(survivor.decisions) :]
     assert survivor.last == (decided[-1] if decided else None)
@@ -568,7 +568,6 @@ def test_three_drivers_in_any_order_decide_every_epoch_once(
     tmp_path: Path, kill: float, lose: float
 ) -> None:
     lengths = []
-    for seed in range(SEEDS):
-        print("seed", seed)
+    for seed in seeds(15):
         lengths.append(three_drivers(tmp_path / str(seed), seed, kill=kill, lose=lose))
     assert max(lengths) > 5, "the drivers came far enough to roll up"

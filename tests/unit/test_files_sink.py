@@ -22,7 +22,7 @@ from targets import (
     stage_lines,
     table,
 )
-from turns import Killed, Stepped, Truth, Turns
+from turns import Killed, Stepped, Truth, Turns, seeds
 
 from onceflow.errors import Damaged, Fenced, JobError, PublishFailed, TargetForeign
 from onceflow.sinks import Files, Outcome, Position, Publication, Staged
@@ -426,8 +426,6 @@ def test_two_sinks_on_one_folder_know_the_same(target: FilesTarget) -> None:
 
 # ---------------------------------------------------------------- drivers in any order
 
-SEEDS = int(os.environ.get("ONCEFLOW_TEST_SEEDS", "8"))
-
 
 class Story:
     """Drivers that lead one after the other, wake up late and die, on one folder.
@@ -503,6 +501,5 @@ class Story:
 def test_drivers_in_any_order_publish_every_decided_epoch_once(
     tmp_path: Path, kill: float, lose: float
 ) -> None:
-    for seed in range(SEEDS):
-        print("seed", seed)
+    for seed in seeds(8):
         Story(tmp_path / str(seed), seed, kill=kill, lose=lose).play()

@@ -292,10 +292,9 @@ def test_a_type_is_refused_before_anything_is_decided_or_it_is_stored(
     """An epoch that is decided and can never be published would stop the job for good."""
     try:
         sqlite(target).prepare(OUTPUT, schema(id="long", value=kind), "append")
-    except (JobError, TargetError) as refusal:
-        assert "value" in refusal.message
-    else:
-        assert all(isinstance(v, str | bytes | int) for v in stored(target, kind, values))
+    except JobError:
+        return
+    assert all(isinstance(value, str | bytes | int) for value in stored(target, kind, values))
 
 
 def test_any_name_of_a_column_is_quoted(target: SqliteTarget) -> None:

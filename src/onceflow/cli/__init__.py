@@ -2,8 +2,8 @@
 
 | code | meaning |
 |---|---|
-| 0 | done |
-| 1 | failed |
+| 0 | done, or stopped at an epoch's end |
+| 1 | failed: code of the job raised |
 | 2 | the command, the job or the session is wrong |
 | 4 | Java, Spark or the machine is not what is needed |
 | 5 | another driver leads the job |
@@ -12,17 +12,19 @@
 | 8 | a target cannot take the output |
 | 9 | rows that cannot be parsed or taken |
 | 75 | trying again later can help (a full disk, a locked database) |
+| 128 + n | the driver was ended by signal n, and starting it again did not help |
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+from typing import NoReturn
 
 import click
 
 from onceflow import __version__
-from onceflow.errors import OnceflowError
+from onceflow.errors import JobError, OnceflowError, SetupError
 
 _COMMANDS = {
     "run": "Run a job, with progress; exactly once, whatever happens.",
@@ -56,18 +58,30 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point: errors of ours become a message and an exit code."""
+    """Entry point: errors become a message and an exit code, as JSON if that was asked for."""
     try:
         cli(standalone_mode=False)
     except click.exceptions.Exit as ended:
         sys.exit(ended.exit_code)
     except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
+        if not _wants_json():
+            error.show()
+            sys.exit(error.exit_code)
+        _fail(JobError(error.format_message(), hint="onceflow --help names commands and options"))
     except click.Abort:
         sys.exit(130)
     except OnceflowError as error:
-        from onceflow.cli.output import show_error
+        _fail(error)
+    except OSError as error:
+        _fail(SetupError(str(error), hint="look at the path and at who may read and write it"))
 
-        show_error(error, as_json="--json" in sys.argv)
-        sys.exit(error.exit_code)
+
+def _wants_json() -> bool:
+    return "--json" in sys.argv
+
+
+def _fail(error: OnceflowError) -> NoReturn:
+    from onceflow.cli.output import show_error
+
+    show_error(error, as_json=_wants_json())
+    sys.exit(error.exit_code)

@@ -1,8 +1,8 @@
 """The driver process of `onceflow run`: runs one job and tells its parent how it goes.
 
-Events are JSON lines on a file descriptor of their own. The process ends with its parent: it
-must not go on unseen. Its exit code says what happened (`errors.py`); 75 means that starting
-again can mend it.
+Events are JSON lines on a file descriptor of their own; what the job prints stays apart from
+them. The process ends with its parent: it must not go on unseen. Its exit code says what
+happened (`errors.py`); 75 means that starting again can mend it.
 """
 
 from __future__ import annotations
@@ -10,43 +10,47 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import errno
 import json
+import logging
 import os
+import re
 import signal
+import socket
 import sys
+import tempfile
 import threading
-import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from onceflow.errors import JobError, OnceflowError
-from onceflow.job import load, where
+from onceflow.errors import DiskFull, JobError, SetupError
+from onceflow.home import JobFolder
+from onceflow.job import load, milliseconds
+from onceflow.runtime.complaint import Complaint, complaint
+from onceflow.runtime.lease import Lease
 from onceflow.runtime.progress import ProgressMeter, as_json
 from onceflow.session import get_session
 from onceflow.start import Handle, start
 from onceflow.testing import faults
 
+Tell = Callable[..., None]
+
 _PR_SET_PDEATHSIG = 1
-_EVERY = 1.0
-RETRY = 75
+_EVERY = 1.0  # seconds from one progress event to the next
+_POLL = 0.1
+_MASTER = re.compile(
+    r"local(\[(\*|\d+)(,\d+)?\])?|local-cluster\[\d+,\d+,\d+\]|spark://[^/]+:\d+|yarn|k8s://.+"
+)
 
 
 def main() -> None:
     options = _options()
     die_with_parent()
     faults.arm_from_environment()
-    tell = _Teller(options.events)
-    try:
-        code = _run(options, tell)
-    except OnceflowError as error:
-        tell("error", kind=type(error).__name__, message=error.message, hint=error.hint,
-             exit_code=error.exit_code, retryable=error.retryable)  # fmt: skip
-        code = error.exit_code
-    except Exception as error:  # the edge: whatever the user's code or Spark raised
-        retryable = type(error).__name__ not in ("AnalysisException", "ParseException")
-        tell("error", kind=type(error).__name__, message=_shorten(error), hint="",
-             exit_code=1, retryable=retryable)  # fmt: skip
-        code = RETRY if retryable else 1
+    _keep_libraries_quiet()
+    tell, stop = _Teller(options.events), Stop()
+    code = live(options, tell, stop)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a body that hangs must not keep the process
@@ -73,41 +77,76 @@ class _Teller:
             self._file.write(json.dumps({"event": event, **fields}) + "\n")
 
 
-def _run(options: argparse.Namespace, tell: _Teller) -> int:
-    job = load(options.job)
-    log = Path(options.home) / job.name / "spark.log"
-    spark = get_session(options.master, log=log)
-    tell("session", spark=spark.version, master=spark.sparkContext.master, log=str(log))
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+class Stop(threading.Event):
+    """Set when the driver is asked to stop. Before it listens, SIGTERM just ends the process."""
+
+    def listen(self) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: self.set())
+
+
+class _Life:
+    """What is known so far, for telling what went wrong."""
+
+    def __init__(self) -> None:
+        self.jvm: Any = None
+        self.log: Path | None = None
+        self.meter: ProgressMeter | None = None
+
+
+def live(options: argparse.Namespace, tell: Tell, stop: Stop) -> int:
+    """One life of the driver and its exit code. Whatever is raised becomes one event."""
+    life = _Life()
     try:
-        handle = start(
-            job, home=options.home, spark=spark, once=options.once, every=options.every,
-            take_over=options.take_over,
-        )  # fmt: skip
-    except OnceflowError:
-        raise
-    except Exception as error:
-        path = Path(options.job.partition(":")[0])
-        if type(error).__name__ == "AnalysisException" or _is_users(error, path):
-            raise JobError(f"{where(error, path)}: {_shorten(error)}") from error
-        raise
-    _tell_started(handle, tell)
-    meter, shown = ProgressMeter(handle), None
-    while not handle.wait(0.2 if shown is None else _EVERY if not stop.is_set() else 0.2):
-        if stop.is_set():
-            tell("stopping")
-            handle.stop(timeout=None)
-            continue
-        looked = as_json(meter.look())
-        if looked != shown:
-            tell("progress", queries=looked)
-            shown = looked
-    tell("ended", queries=as_json(meter.look()))
+        _run(options, tell, stop, life)
+    except (Exception, SystemExit) as error:  # the edge: what the job, Spark or we raised
+        file = Path(options.job.partition(":")[0])
+        problem: Complaint = complaint(error, file, jvm=life.jvm, log=life.log)
+        epochs = life.meter.count() if life.meter else 0
+        tell("error", **problem.as_json(), epochs=epochs)
+        return problem.exit_code
     return 0
 
 
-def _tell_started(handle: Handle, tell: _Teller) -> None:
+def _run(options: argparse.Namespace, tell: Tell, stop: Stop, life: _Life) -> None:
+    if options.every is not None:
+        milliseconds(options.every)
+    refuse_master(options.master or os.environ.get("SPARK_MASTER"))
+    job = load(options.job)
+    folder = JobFolder(options.home, job.name)
+    refuse_home(folder)
+    if not options.take_over:  # told at once, not after Spark has started
+        lease = Lease(folder.folder / "lease", folder.name)
+        lease.acquire()
+        lease.release()
+    share_with_workers(Path(options.job.partition(":")[0]))
+    life.log = folder.folder / "spark.log"
+    spark = get_session(options.master, log=life.log)
+    life.jvm = getattr(spark.sparkContext._gateway, "proc", None)
+    tell("session", job=job.name, spark=spark.version, master=spark.sparkContext.master,
+         log=str(life.log))  # fmt: skip
+    stop.listen()
+    handle = start(
+        job, home=options.home, spark=spark, once=options.once, every=options.every,
+        take_over=options.take_over,
+    )  # fmt: skip
+    _tell_started(handle, tell)
+    life.meter = ProgressMeter(handle)
+    _follow(handle, life.meter, tell, stop)
+
+
+def _follow(handle: Handle, meter: ProgressMeter, tell: Tell, stop: Stop) -> None:
+    turns = 0
+    while not handle.wait(_POLL):
+        meter.count()
+        if stop.is_set():
+            handle.stop(timeout=None)
+        elif turns % round(_EVERY / _POLL) == 0:
+            tell("progress", queries=as_json(meter.look()))
+        turns += 1
+    tell("ended", queries=as_json(meter.look()))
+
+
+def _tell_started(handle: Handle, tell: Tell) -> None:
     queries = {
         name: {
             "term": started.epochs.term,
@@ -122,16 +161,80 @@ def _tell_started(handle: Handle, tell: _Teller) -> None:
     tell("started", job=handle.name, pid=os.getpid(), home=str(handle.folder.home), queries=queries)
 
 
-def _is_users(error: BaseException, path: Path) -> bool:
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and Path(frames[-1].filename).absolute() == path.absolute()
+# ---------------------------------------------------------------- refused before Spark starts
 
 
-def _shorten(error: BaseException) -> str:
-    """The lines a person needs: no JVM stack."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    kept = [line for line in lines if not line.lstrip().startswith(("at ", "..."))]
-    return f"{type(error).__name__}: " + "\n".join(kept[:12])
+def refuse_master(master: str | None) -> None:
+    """A master that Spark does not know, or that does not answer."""
+    if master is None:
+        return
+    hint = "use local[2], local[*], spark://host:7077, yarn or k8s://https://host:443"
+    if not _MASTER.fullmatch(master):
+        raise JobError(f"{master!r} is not a Spark master", hint=hint)
+    if not master.startswith("spark://"):
+        return
+    problem = ""
+    for place in master.removeprefix("spark://").split(","):
+        host, _, port = place.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port or 0)), timeout=5).close()
+            return
+        except (OSError, ValueError, OverflowError) as error:
+            problem = str(error)
+    raise MasterSilent(f"no Spark master answers at {master}: {problem}", hint=hint)
+
+
+class MasterSilent(SetupError):
+    """It may come back: the supervisor tries again."""
+
+    retryable = True
+
+
+def refuse_home(folder: JobFolder) -> None:
+    """A home that cannot be written to."""
+    try:
+        folder.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder.folder) as file:
+            file.write(b"\0" * 4096)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(
+                f"no space left in home {folder.home}", hint="make space and start the job again"
+            ) from error
+        raise SetupError(
+            f"home {folder.home} cannot be written to: {error.strerror}",
+            hint="give yourself write access, or name another folder with --home DIR",
+        ) from error
+
+
+# ---------------------------------------------------------------- the job's code on workers
+
+
+def share_with_workers(file: Path) -> None:
+    """Let Python workers have what the job file defines and the modules beside it.
+
+    Workers cannot import the job file, so its functions travel by value. What it imports from
+    its own folder is found by local workers on PYTHONPATH.
+    """
+    from pyspark.cloudpickle import register_pickle_by_value
+
+    path = os.path.abspath(file)
+    for module in list(sys.modules.values()):
+        if os.path.abspath(getattr(module, "__file__", None) or "") == path:
+            register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    paths = [os.path.dirname(path), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+
+
+# ---------------------------------------------------------------- the process
+
+
+def _keep_libraries_quiet() -> None:
+    """They log stack traces of errors that we tell in one line."""
+    for name in ("py4j", "DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    # py4j also logs to the root logger
+    logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
 
 
 def die_with_parent() -> None:

@@ -153,8 +153,11 @@ def _seconds(iso: str) -> float:
 
 
 def _iso(milliseconds: int) -> str:
-    text = datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
-    return text.replace("+00:00", "Z").replace(".000Z", "Z")
+    try:
+        at = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (ValueError, OverflowError, OSError):  # Spark knows years that Python does not
+        return f"{milliseconds} ms"
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z").replace(".000Z", "Z")
 
 
 def as_json(progress: list[QueryProgress]) -> list[dict[str, Any]]:

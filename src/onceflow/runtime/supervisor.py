@@ -1,116 +1,223 @@
 """Keeps a driver running: a parent process that starts it again when that can help.
 
 The supervisor is a process of its own because the driver's Python and its JVM can each hang or
-die alone; ending the driver process ends both. A fault that a retry can't mend ends the run.
+die alone; ending the driver's process group ends both. A fault that a retry can't mend ends the
+run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
-from onceflow.runtime.driver import RETRY
+from onceflow.home import now
+from onceflow.runtime.complaint import RETRY, death
 
 Event = dict[str, Any]
 
 _GIVE_UP_AFTER = 5  # starts in a row without one published epoch
 _LONGEST_PAUSE = 60.0
+_TICK = 0.25
+_GRACE = 10.0  # for a JVM whose driver is gone: it removes its temporary files
 _KILLED = 128
+_NOBODY_LISTENS = _KILLED + signal.SIGPIPE
 
 
-@dataclass
+class Screen(Protocol):
+    """Where the supervisor tells what happens."""
+
+    def show(self, event: Event) -> None: ...
+
+    def tick(self) -> None:
+        """Time has passed; called a few times a second."""
+
+
 class Supervisor:
     """Runs a driver until it ends by itself, is stopped, or cannot be helped."""
 
-    arguments: list[str]
-    tell: Callable[[Event], None]
-    pause: Callable[[float], None] = time.sleep
-    _driver: subprocess.Popen[bytes] | None = field(default=None, init=False)
-    _stopping: bool = field(default=False, init=False)
+    def __init__(self, arguments: list[str], screen: Screen) -> None:
+        self._arguments = arguments
+        self._screen: Screen | None = screen
+        self._driver: _Driver | None = None
+        self._stopping = threading.Event()
+        self._told_stopping = False
 
     def run(self) -> int:
         """The exit code of the run."""
-        handlers = {s: signal.signal(s, self._stop) for s in (signal.SIGINT, signal.SIGTERM)}
+        wanted = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+            wanted.append(signal.SIGHUP)
+        handlers = {number: signal.signal(number, self._stop) for number in wanted}
         try:
-            return self._run()
+            code = self._run()
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+        return code if self._screen is not None else _NOBODY_LISTENS
 
     def _run(self) -> int:
-        failures = 0
+        failures, starts = 0, 0
         while True:
-            progressed = False
-            error: Event | None = None
-            for event in self._one_life():
-                progressed = progressed or _published(event)
-                if event["event"] == "started":  # taken over once; from now on we defend it
-                    self.arguments = [a for a in self.arguments if a != "--take-over"]
-                if event["event"] == "error":
-                    error = event
-                else:
-                    self.tell(event)
-            assert self._driver is not None
-            code = self._driver.wait()
-            code = _KILLED - code if code < 0 else code
-            if code == 0 or self._stopping:
-                self._report(error)
+            starts += 1
+            self._tell({"event": "starting", "job": self._arguments[0], "start": starts})
+            code, error, epochs = self._one_life()
+            if code == 0 or self._stopping.is_set():
+                if error is not None:
+                    self._tell(error)
                 return 0 if code in (0, _KILLED + signal.SIGTERM) else code
-            failures = 1 if progressed else failures + 1
-            mendable = error["retryable"] if error else code > _KILLED or code == RETRY
-            if not mendable or failures >= _GIVE_UP_AFTER:
-                self._report(error or _crash(code))
+            failures = 1 if epochs else failures + 1
+            error = error or _crash(code)
+            if not error["retryable"] or failures >= _GIVE_UP_AFTER:
+                self._tell(error)
                 return code
-            seconds = min(_LONGEST_PAUSE, 2.0 ** (failures - 1))
-            self.tell({**(error or _crash(code)), "event": "restarting", "in_s": seconds})
-            self.pause(seconds)
-            if self._asked_to_stop():
+            seconds = 0.0 if epochs else min(_LONGEST_PAUSE, 2.0 ** (failures - 1))
+            self._tell({**error, "event": "restarting", "in_s": seconds})
+            if self._stopping.wait(seconds):
                 return 0
 
-    def _asked_to_stop(self) -> bool:
-        return self._stopping  # a signal may have come in between
+    def _one_life(self) -> tuple[int, Event | None, int]:
+        """Start a driver and follow it to its end: exit code, error, epochs it published."""
+        error: Event | None = None
+        epochs = 0
+        self._driver = _Driver(self._arguments)
+        if self._stopping.is_set():  # a signal came while it was being started
+            self._driver.end(signal.SIGTERM)
+        for event in self._driver.follow():
+            self._tell_stopping()
+            match event:
+                case None:
+                    self._tick()
+                case {"event": "error"}:
+                    error, epochs = event, max(epochs, event.pop("epochs", 0))
+                case _:
+                    epochs = max(epochs, sum(q["epochs"] for q in _queries(event)))
+                    if event["event"] == "started":  # taken over once; from now on we defend it
+                        self._arguments = [a for a in self._arguments if a != "--take-over"]
+                    self._tell(event)
+        return self._driver.code(), error, epochs
 
-    def _report(self, error: Event | None) -> None:
-        if error is not None:
-            self.tell(error)
+    def _stop(self, *_: object) -> None:
+        again = self._stopping.is_set()
+        self._stopping.set()
+        if self._driver is not None:
+            self._driver.end(signal.SIGKILL if again else signal.SIGTERM)
 
-    def _one_life(self) -> Iterator[Event]:
+    # -------------------------------------------------------------- telling
+
+    def _tell_stopping(self) -> None:
+        if self._stopping.is_set() and not self._told_stopping:
+            self._told_stopping = True
+            self._tell({"event": "stopping"})
+
+    def _tell(self, event: Event) -> None:
+        if self._screen is not None:
+            with self._or_stop():
+                self._screen.show({"event": event["event"], "at": now(), **event})
+
+    def _tick(self) -> None:
+        if self._screen is not None:
+            with self._or_stop():
+                self._screen.tick()
+
+    @contextlib.contextmanager
+    def _or_stop(self) -> Iterator[None]:
+        """Nobody reads any more (a closed pipe or terminal): stop at the end of the epoch."""
+        try:
+            yield
+        except OSError:
+            self._screen = None
+            if not self._stopping.is_set():
+                self._stop()
+
+
+class _Driver:
+    """A driver process and what it says: events, and lines that the job printed."""
+
+    def __init__(self, arguments: list[str]) -> None:
         reading, writing = os.pipe()
-        command = [sys.executable, "-m", "onceflow.runtime.driver", *self.arguments]
-        self._driver = subprocess.Popen(
+        command = [sys.executable, "-u", "-m", "onceflow.runtime.driver", *arguments]
+        self._process = subprocess.Popen(
             [*command, "--events", str(writing)],
             stdin=subprocess.PIPE,  # its end tells the driver that we are gone
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             pass_fds=[writing],
             start_new_session=True,  # Ctrl-C is for us: the driver stops at an epoch's end
         )
         os.close(writing)
-        with os.fdopen(reading) as events:
-            for line in events:
+        assert self._process.stdout is not None
+        self._events, self._output = reading, self._process.stdout.fileno()
+        self._partial = {self._events: b"", self._output: b""}
+        self._open = selectors.DefaultSelector()
+        for fd in self._partial:
+            os.set_blocking(fd, False)
+            self._open.register(fd, selectors.EVENT_READ)
+
+    def end(self, number: signal.Signals) -> None:
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
+
+    def code(self) -> int:
+        code = self._process.wait()
+        return _KILLED - code if code < 0 else code
+
+    def follow(self) -> Iterator[Event | None]:
+        """All that it says until it and its JVM have ended; None now and then."""
+        while self._process.poll() is None:
+            yield from self._listen()
+        deadline = time.monotonic() + _GRACE
+        while self._open.get_map() and time.monotonic() < deadline:
+            yield from self._listen()  # the pipes end with the last process that holds them
+        if self._open.get_map():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._close()
+
+    def _listen(self) -> Iterator[Event | None]:
+        if not self._open.get_map():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_TICK)
+        for key, _ in self._open.select(_TICK) if self._open.get_map() else ():
+            yield from self._read(key.fd)
+        yield None
+
+    def _read(self, fd: int) -> Iterator[Event]:
+        data = os.read(fd, 65536)
+        *lines, self._partial[fd] = (self._partial[fd] + data).split(b"\n")
+        if not data:
+            self._open.unregister(fd)
+            if fd == self._output and self._partial[fd]:
+                lines.append(self._partial[fd])
+        for line in lines:
+            if fd == self._events:
                 yield json.loads(line)
-        if self._driver.stdin is not None:
-            self._driver.stdin.close()
+            else:
+                yield {"event": "output", "text": line.decode(errors="replace").rstrip("\r")}
 
-    def _stop(self, *_: object) -> None:
-        driver = self._driver
-        again, self._stopping = self._stopping, True
-        if driver is not None and driver.poll() is None:
-            driver.send_signal(signal.SIGKILL if again else signal.SIGTERM)
+    def _close(self) -> None:
+        self._open.close()
+        os.close(self._events)
+        for pipe in (self._process.stdout, self._process.stdin):
+            if pipe is not None:
+                pipe.close()
 
 
-def _published(event: Event) -> bool:
-    return event["event"] == "progress" and any(
-        query["published_s_ago"] is not None for query in event["queries"]
-    )
+def _queries(event: Event) -> list[Event]:
+    return event["queries"] if event["event"] in ("progress", "ended") else []
 
 
 def _crash(code: int) -> Event:
-    name = signal.Signals(code - _KILLED).name if code > _KILLED else f"exit code {code}"
-    return {"event": "error", "kind": "DriverDied", "message": f"the driver died ({name})",
-            "hint": "", "exit_code": code, "retryable": True}  # fmt: skip
+    """A driver that ended without a word."""
+    how = death(_KILLED - code if code > _KILLED else code)
+    return {"event": "error", "kind": "DriverDied", "message": f"the driver {how}", "hint": "",
+            "exit_code": code, "retryable": code > _KILLED or code == RETRY}  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -34,6 +35,7 @@ from onceflow.sinks.ledger import (
 from onceflow.storage import make_dirs
 from onceflow.testing.faults import reach
 
+_NO_SPACE = 2**20  # bytes; an I/O error with less left than this is a full disk
 _LEDGER = "_onceflow_ledger"
 _TAGS = {"_lineage": "TEXT", "_epoch": "INTEGER"}
 _INTEGERS = ("boolean", "byte", "short", "integer", "long")
@@ -301,7 +303,8 @@ class Sqlite(Sink):
             try:
                 db.execute("COMMIT")
             except sqlite3.Error as error:
-                if db.in_transaction:
+                full = error.sqlite_errorname == "SQLITE_FULL"  # SQLite has rolled back by itself
+                if db.in_transaction or full:
                     self._roll_back(db)
                     raise self._translate(error) from error
                 raise PublishUnknown(
@@ -317,7 +320,9 @@ class Sqlite(Sink):
 
     def _translate(self, error: sqlite3.Error) -> Exception:
         name = getattr(error, "sqlite_errorname", "") or ""
-        if name.startswith("SQLITE_FULL"):
+        if name.startswith("SQLITE_FULL") or (
+            name.startswith("SQLITE_IOERR") and shutil.disk_usage(self.path.parent).free < _NO_SPACE
+        ):
             return DiskFull(
                 f"no space left on the file system of {self.path}",
                 hint="make space and start the job again; it goes on where it stood",

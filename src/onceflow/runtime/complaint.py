@@ -1,0 +1,146 @@
+"""What ended a driver, in the one line that a person needs: no stack of the JVM or of Python."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import os
+import re
+import signal
+import subprocess
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from onceflow.errors import JobError, OnceflowError
+from onceflow.job import where
+
+RETRY = 75
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
+# A job that Spark calls wrong: starting it again gives the same answer.
+_WRONG_JOB = ("AnalysisException", "ParseException", "IllegalArgumentException",
+              "UnsupportedOperationException", "PySparkTypeError", "PySparkValueError",
+              "PySparkAttributeError")  # fmt: skip
+_TRACEBACK = "Traceback (most recent call last):"
+_LONGEST = 600
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """Why a driver ended, what mends it, and whether starting again can."""
+
+    kind: str
+    message: str
+    hint: str
+    exit_code: int
+    retryable: bool
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def complaint(
+    error: BaseException,
+    file: Path,
+    *,
+    jvm: subprocess.Popen[bytes] | None = None,
+    log: Path | None = None,
+) -> Complaint:
+    """What to say about `error` of the job in `file`, whose JVM writes to `log`."""
+    if jvm is not None and _ended(jvm, error):
+        return Complaint("JvmDied", f"Spark's JVM (process {jvm.pid}) {death(jvm.returncode)}",
+                         f"its last words, if any, are in {log}", RETRY, True)  # fmt: skip
+    if isinstance(error, OnceflowError):
+        message = error.message
+        if isinstance(error, JobError) and _passed(error, file) and str(file) not in message:
+            message = f"{where(error, file)}: {message}"
+        return Complaint(type(error).__name__, message, error.hint, error.exit_code,
+                         error.retryable)  # fmt: skip
+    kind, see = type(error).__name__, f"its log is {log}" if log else ""
+    in_task = _in_python_task(str(error), file)
+    if in_task is not None:
+        place, raised = in_task
+        hint = f"mend {place}; the epoch was not decided and runs again"
+        mendable = not _is_a_mistake(raised)
+        code = RETRY if mendable else 1
+        return Complaint("UserCodeError", f"{place}: {raised}", hint, code, mendable)
+    if _passed(error, file) or kind in _WRONG_JOB:
+        place = f"{where(error, file)}: " if _passed(error, file) else ""
+        return Complaint("JobError", place + readable(error), f"mend the job in {file}", 2, False)
+    if "JAVA_GATEWAY_EXITED" in str(error) or "stopped SparkContext" in str(error):
+        message = f"Spark did not start: {_last_words(log) or readable(error)}"
+        return Complaint("SetupError", message, f"{see}; onceflow doctor looks at Java and Spark",
+                         4, True)  # fmt: skip
+    if isinstance(error, OSError) and error.errno in _DENIED:
+        message = f"cannot use {error.filename}: {error.strerror}"
+        return Complaint("SetupError", message, "give yourself access to it", 4, False)
+    return Complaint(kind, readable(error), see, RETRY, True)
+
+
+def readable(error: BaseException) -> str:
+    """One line: what it is and what it says, without plans and stacks."""
+    java = getattr(error, "java_exception", None)
+    text = str(java.toString()) if java is not None else str(error)
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    first = re.sub(r"\s*SQLSTATE: \w+;?$", "", first)
+    first = re.sub(r"^(\w+\.)+(?=\w+(Exception|Error)\b)", "", first)
+    if java is None:
+        first = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return first if len(first) <= _LONGEST else first[:_LONGEST] + " …"
+
+
+def death(code: int) -> str:
+    """How a process ended, from what Popen says."""
+    if code < 0:
+        with_name = signal.Signals(-code).name if -code in list(signal.Signals) else str(-code)
+        return f"was ended by {with_name}"
+    return f"ended with exit code {code}"
+
+
+def _ended(jvm: subprocess.Popen[bytes], error: BaseException) -> bool:
+    """Did the JVM die? Its sockets close a moment before the kernel says so."""
+    lost = "JVM is gone" in str(error) or type(error).__name__.startswith("Py4J")
+    lost = lost or isinstance(error, ConnectionError)
+    try:
+        jvm.wait(1.0 if lost else 0)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _passed(error: BaseException, file: Path) -> bool:
+    """Was the job's own code on the way?"""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(os.path.abspath(frame.filename) == os.path.abspath(file) for frame in frames)
+
+
+def _in_python_task(text: str, file: Path) -> tuple[str, str] | None:
+    """If code of the job raised in a Python worker: where, and what."""
+    _, found, trace = text.rpartition(_TRACEBACK)
+    frames = re.findall(r'File "([^"]+)", line (\d+)', trace)
+    raised = re.search(r"^([A-Za-z_][\w.]*(?:: .*)?)$", trace, re.MULTILINE)
+    if not found or not frames or raised is None:
+        return None
+    beside = os.path.dirname(os.path.abspath(file))
+    mine = [f for f in frames if os.path.abspath(f[0]).startswith(beside + os.sep)
+            and "site-packages" not in f[0]]  # fmt: skip
+    path, line = (mine or frames)[-1]
+    return f"{os.path.relpath(path)}, line {line}", raised[1]
+
+
+def _is_a_mistake(raised: str) -> bool:
+    """A built-in error that is not of the outside world comes again with the same row."""
+    kind = getattr(builtins, raised.partition(":")[0], None)
+    return isinstance(kind, type) and not issubclass(kind, (OSError, MemoryError))
+
+
+def _last_words(log: Path | None) -> str:
+    """The last line of the JVM's log that names an error."""
+    if log is None or not log.exists():
+        return ""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 20_000))
+        lines = file.read().decode(errors="replace").splitlines()
+    named = [line.strip() for line in lines if re.search(r"(Exception|Error|ERROR)\b.*: \S", line)]
+    return named[-1][:_LONGEST] if named else ""

@@ -1,0 +1,370 @@
+"""What is in an output folder, for every reader of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import onceflow
+from onceflow import Flow, Handle, sources
+from onceflow.errors import JobError, TargetForeign
+from onceflow.home import JobFolder
+from onceflow.sinks import Files
+from onceflow.testing import faults
+
+SCHEMA = "id long, land string"
+Row = tuple[Any, ...]
+
+
+class World:
+    """An input folder, a home, and one output folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.out = root / "out"
+        (root / "in").mkdir()
+        self._files = 0
+
+    def add(self, rows: list[tuple[int, str | None]]) -> None:
+        ids, lands = zip(*rows, strict=True)
+        part = self.root / "in" / f".{self._files}"
+        table = {"id": pa.array(ids, pa.int64()), "land": pa.array(lands, pa.string())}
+        pq.write_table(pa.table(table), part)
+        os.utime(part, (1_700_000_000 + self._files,) * 2)
+        part.rename(self.root / "in" / f"{self._files}.parquet")
+        self._files += 1
+
+    def start(self, to: Files, shape: Any = None, **options: Any) -> Handle:
+        @onceflow.job("files", every="0ms")
+        def job(flow: Flow) -> None:
+            source = sources.Files(self.root / "in", schema=SCHEMA, max_files_per_epoch=1)
+            rows = flow.read("rows", source)
+            flow.write("out", shape(rows) if shape else rows, to=to)
+
+        return onceflow.start(job, home=self.root / "home", **{"once": True, **options})
+
+    def live(self, to: Files | None = None, shape: Any = None) -> None:
+        self.start(to or Files(self.out), shape).wait()
+
+    def decided(self) -> int:
+        queries = JobFolder(self.root / "home", "files").queries()
+        return sum(len(query.epoch_log().read().decisions) for query in queries)
+
+
+@pytest.fixture
+def world(tmp_path: Path, spark: SparkSession) -> World:
+    return World(tmp_path)
+
+
+@pytest.fixture
+def other_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own. Needs the right to mount."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
+    try:
+        mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        mounted = False
+    if not mounted:
+        pytest.skip("a tmpfs cannot be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def rows_of(df: DataFrame) -> list[Row]:
+    return sorted((tuple(row) for row in df.collect()), key=str)
+
+
+def duck(path: Path, *options: str) -> list[Row]:
+    where = ", ".join([f"'{path}/**/*.parquet'", *options])
+    return sorted(duckdb.sql(f"SELECT id, land FROM read_parquet({where})").fetchall(), key=str)
+
+
+def data_files(folder: Path) -> dict[Path, tuple[int, int, bytes]]:
+    return {
+        path: (path.stat().st_mtime_ns, path.stat().st_ino, path.read_bytes())
+        for path in folder.rglob("*")
+        if path.is_file() and "_commits" not in path.parts
+    }
+
+
+# ---------------------------------------------------------------- readers
+
+
+def test_every_reader_sees_the_same_rows_when_nothing_runs(
+    world: World, spark: SparkSession
+) -> None:
+    rows = [(i, ("NL", "Côte d'Ivoire", "日本 🙂")[i % 3]) for i in range(30)]
+    world.add(rows[:12])
+    world.add(rows[12:])
+    world.live(Files(world.out, by=["land"]))
+    world.live(Files(world.out, by="land"))
+    expected = sorted(rows, key=str)
+    assert rows_of(Files.read(spark, world.out)) == expected
+    assert rows_of(spark.read.parquet(str(world.out)).select("id", "land")) == expected
+    assert duck(world.out, "hive_partitioning = true") == expected
+    assert duck(world.out, "hive_partitioning = false") == expected
+    assert {p.name for p in world.out.iterdir()} >= {"land=NL", "_commits"}
+
+
+def test_read_sees_whole_epochs_only(world: World, spark: SparkSession) -> None:
+    first, second = [(i, "a") for i in range(5)], [(i, "b") for i in range(5, 9)]
+    world.add(first)
+    world.add(second)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hold(_: str) -> None:
+        inside.set()
+        assert go_on.wait(60)
+
+    faults.arm("files.moved", hold, visit=2)
+    handle = world.start(Files(world.out))
+    assert inside.wait(60)
+    assert rows_of(Files.read(spark, world.out)) == first
+    assert duck(world.out) == first + second  # of a decided epoch: it will be published
+    go_on.set()
+    handle.wait()
+    assert rows_of(Files.read(spark, world.out)) == first + second
+
+
+ODD = ["", None, "/", "a/b", "=", "a=b", " ", "a b", "..", "%2F", "100%", "größe", "日本🙂", "[x]{y}*?",
+       "c:\\d", "'q'", '"q"', "#", "+", "line\nbreak", "__HIVE_DEFAULT_PARTITION__", "1", "01"]  # fmt: skip
+
+
+def test_values_that_make_folders_come_back_as_they_were(world: World, spark: SparkSession) -> None:
+    world.add(list(enumerate(ODD)))
+
+    def twice(rows: DataFrame) -> DataFrame:
+        return rows.withColumn("even", F.col("id") % 2 == 0)
+
+    world.live(Files(world.out, by=["land", "even"]), twice)
+    expected = [(i, value, i % 2 == 0) for i, value in enumerate(ODD)]
+    assert rows_of(Files.read(spark, world.out)) == sorted(expected, key=str)
+    assert [i for i, _ in duck(world.out, "hive_partitioning = false")] == sorted(
+        range(len(ODD)), key=str
+    )
+
+
+def test_the_folder_may_have_any_name(world: World, spark: SparkSession) -> None:
+    world.add([(1, "x")])
+    folder = world.root / "out 100% [größe]" / "{a,b}*?"
+    world.live(Files(folder, by="land"))
+    assert rows_of(Files.read(spark, folder)) == [(1, "x")]
+
+
+def test_a_folder_without_rows_is_read_as_what_it_is(world: World, spark: SparkSession) -> None:
+    with pytest.raises(TargetForeign, match="is not an output folder"):
+        Files.read(spark, world.root / "in")
+    world.live()
+    with pytest.raises(TargetForeign, match="has no published epoch yet"):
+        Files.read(spark, world.out)
+    world.add([(1, "x")])
+    world.live(shape=lambda rows: rows.where("id > 1"))
+    empty = Files.read(spark, world.out)
+    assert empty.columns == ["id", "land"]
+    assert empty.count() == 0
+
+
+# ---------------------------------------------------------------- values
+
+TYPES = """
+    id long, flag boolean, b byte, s short, i int, f float, d double, c decimal(38, 18), t string,
+    x binary, day date, at timestamp, wall timestamp_ntz, n struct<a: int, b: struct<c: string>>,
+    l array<double>, deep array<struct<k: string, v: array<int>>>, m map<string, long>
+"""
+FULL: list[Row] = [
+    (1, True, -128, -32768, -(2**31), 1.5, 0.1, Decimal("12345678901234567890.123456789012345678"),
+     "größe 日本語 🙂\u2028 \u0085 \t \r\n \\ \" ' { } \u0001", b"\x00\xff\n", date(2026, 2, 28),
+     datetime(2026, 1, 1, 12, 30, 59, 123456, UTC), datetime(2026, 3, 29, 2, 30, 0, 1),
+     (1, ("x",)), [1.0, None, float("nan"), float("inf")], [("k", [1, None]), ("", [])],
+     {"a": 1, "": 2, "ü": None}),
+    (2, False, 127, 32767, 2**31 - 1, float("nan"), float("-inf"), Decimal("-0.000000000000000001"),
+     "", b"", date(1, 1, 1), datetime(1969, 12, 31, 23, 59, 59, 999999, UTC),
+     datetime(1, 1, 1), (None, None), [], [], {}),
+    (3, None, 0, 0, 0, float("-inf"), float("nan"), Decimal(0), "null", b"null", date(9999, 12, 31),
+     datetime(9999, 12, 31, 23, 59, 59, 999999, UTC), datetime(9999, 12, 31, 23, 59, 59, 999999),
+     (None, (None,)), [float("-inf"), -0.0, 5e-324, 1.7976931348623157e308], [(None, None)],
+     {"NaN": -(2**63)}),
+    (4, *[None] * 16),
+    (5, True, 1, 1, 1, 3.4028234663852886e38, 1e-300, Decimal("1.5"), "x" * 2_000_000, b"y" * 100_000,
+     date(1970, 1, 1), datetime(1582, 10, 14, 0, 0, 0, 7, UTC), datetime(1900, 1, 1, 0, 0, 0, 10),
+     (2**31 - 1, ("",)), None, None, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("format", ["parquet", "json"])
+def test_values_of_every_type_come_back_as_they_were(
+    format: str, world: World, spark: SparkSession
+) -> None:
+    rows = spark.createDataFrame(FULL, TYPES).coalesce(1)
+    rows.write.parquet(str(world.root / "typed"))
+
+    @onceflow.job("files", every="0ms")
+    def job(flow: Flow) -> None:
+        typed = flow.read("rows", sources.Files(world.root / "typed", schema=TYPES))
+        flow.write("out", typed, to=Files(world.out, format=format))
+
+    onceflow.start(job, home=world.root / "home", once=True).wait()
+    found = Files.read(spark, world.out)
+    assert found.schema == rows.schema
+    for row, expected in zip(rows_of(found), rows_of(rows), strict=True):
+        for column, is_now, was in zip(rows.columns, row, expected, strict=True):
+            assert repr(is_now) == repr(was), f"{column} of row {row[0]}"
+
+
+def test_json_lines_are_plain_json(world: World) -> None:
+    world.add([(1, "größe"), (2, None), (3, "a\nb")])
+    world.live(Files(world.out, format="json", by="land"))
+    lines = [line for p in world.out.rglob("*.json") if "_commits" not in p.parts
+             for line in p.read_text().splitlines()]  # fmt: skip
+    found = [json.loads(line) for line in lines]
+    assert sorted((row["id"], row.get("land")) for row in found) == [
+        (1, "größe"), (2, None), (3, "a\nb"),
+    ]  # fmt: skip
+
+
+def test_what_json_cannot_hold_is_refused_before_the_start(world: World) -> None:
+    world.add([(1, "x")])
+    with pytest.raises(JobError, match="by_id"):
+        world.start(
+            Files(world.out, format="json"),
+            lambda rows: rows.select("id", F.create_map("id", "land").alias("by_id")),
+        ).wait()
+    assert not world.decided()
+
+
+# ---------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("format", ["parquet", "json"])
+def test_a_file_that_grows_too_large_is_rolled(
+    format: str, world: World, spark: SparkSession
+) -> None:
+    rows = [(i, f"{i * 7919 % 10007:032x}{i * 104729:032x}") for i in range(4000)]
+    world.add(rows[:2000])
+    world.add(rows[2000:])
+    world.live(Files(world.out, format=format, roll="20 KB"))
+    sizes = [len(data) for _, _, data in data_files(world.out).values()]
+    assert len(sizes) > 3
+    assert max(sizes) < 80_000
+    assert rows_of(Files.read(spark, world.out)) == sorted(rows, key=str)
+
+
+def test_files_never_change(world: World, spark: SparkSession) -> None:
+    class Rolling(Files):
+        roll_up_every = 2
+
+    seen: dict[Path, tuple[int, int, bytes]] = {}
+    for number in range(5):
+        world.add([(number, "x"), (number, "y")])
+        world.live(Rolling(world.out, by="land"))
+        now = data_files(world.out)
+        assert seen.items() <= now.items()
+        assert len(now) == len(seen) + 2
+        seen = now
+    assert list(world.out.glob("_commits/rollup-*"))
+    assert Counter(rows_of(Files.read(spark, world.out))) == Counter(
+        (i, land) for i in range(5) for land in "xy"
+    )
+
+
+@pytest.mark.parametrize("by", [(), ("land",)], ids=["flat", "by"])
+@pytest.mark.parametrize("format", ["parquet", "json"])
+def test_the_folder_may_be_on_another_file_system(
+    by: tuple[str, ...], format: str, world: World, spark: SparkSession, other_disk: Path
+) -> None:
+    assert os.stat(other_disk).st_dev != os.stat(world.root).st_dev
+    out = Files(other_disk / "out", format=format, by=by)
+    rows = [(i, "abc"[i % 3]) for i in range(12)]
+    for part in range(0, 12, 4):
+        world.add(rows[part : part + 4])
+    faults.arm("epoch.decided", "raise", visit=2)
+    with pytest.raises(faults.InjectedFault):
+        world.live(out)
+    faults.disarm()
+    assert rows_of(Files.read(spark, out.path)) == sorted(rows[:4], key=str)
+    world.live(Files(out.path, format=format, by=by))
+    assert rows_of(Files.read(spark, out.path)) == sorted(rows, key=str)
+    assert not [p for p in (out.path / "_staged").rglob("*") if p.is_file()]
+
+
+# ---------------------------------------------------------------- whose folder it is
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"format": "csv"}, "does not write 'csv'"),
+        ({"roll": "big"}, "'big' is not a size"),
+        ({"by": ["a/b"]}, "'a/b' cannot name a folder"),
+    ],
+    ids=["format", "roll", "by"],
+)
+def test_a_sink_that_cannot_work_is_refused_when_it_is_made(
+    options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(JobError, match=says):
+        Files("out", **options)
+
+
+def test_a_folder_that_something_else_wrote_is_refused(world: World) -> None:
+    world.add([(1, "x")])
+    world.out.mkdir()
+    (world.out / "part-0.parquet").write_bytes(b"somebody's")
+    with pytest.raises(TargetForeign, match=r"no output of onceflow wrote: part-0\.parquet"):
+        world.live()
+    with pytest.raises(TargetForeign, match="is not a folder"):
+        world.live(Files(world.out / "part-0.parquet"))
+    assert (world.out / "part-0.parquet").read_bytes() == b"somebody's"
+    assert not world.decided()
+
+
+def test_a_file_that_somebody_dropped_in_is_named_at_the_next_start(
+    world: World, spark: SparkSession
+) -> None:
+    world.add([(1, "x")])
+    world.live(Files(world.out, by="land"))
+    world.add([(2, "x")])
+    for name in ("land=x/strange.parquet", "other/strange.parquet"):
+        foreign = world.out / name
+        foreign.parent.mkdir(exist_ok=True)
+        foreign.write_bytes(b"")
+        with pytest.raises(TargetForeign) as refused:
+            world.live(Files(world.out, by="land"))
+        assert f"something else wrote into {world.out}: {name}" in str(refused.value)
+        foreign.unlink()
+    assert world.decided() == 1
+    world.live(Files(world.out, by="land"))
+    assert rows_of(Files.read(spark, world.out)) == [(1, "x"), (2, "x")]
+
+
+def test_a_folder_keeps_its_owner_and_its_layout(world: World) -> None:
+    world.add([(1, "x")])
+    world.live()
+    for other in (Files(world.out, format="json"), Files(world.out, by="land")):
+        with pytest.raises(TargetForeign, match="was written with parquet, now it is"):
+            world.live(other)
+
+    @onceflow.job("another", every="0ms")
+    def job(flow: Flow) -> None:
+        rows = flow.read("rows", sources.Files(world.root / "in", schema=SCHEMA))
+        flow.write("out", rows, to=Files(world.out))
+
+    with pytest.raises(TargetForeign, match="belongs to output files/out/out, not to another/out"):
+        onceflow.start(job, home=world.root / "home", once=True)
