@@ -59,7 +59,7 @@ from onceflow.spark_inside import (
     offset_after,
     parse_offsets,
 )
-from onceflow.staging import Stager, refuse_columns
+from onceflow.staging import Stager, plain_schema, refuse_columns
 from onceflow.testing.faults import reach
 
 
@@ -87,7 +87,7 @@ class Epochs:
         self.lease = lease
         self.log = query.epoch_log()
         self.checkpoint = Checkpoint(query.folder)
-        self.schema: str = declared.df.schema.json()
+        self.schema = plain_schema(declared.df.schema.jsonValue())
         self.term = 0
         self.opened_at: int | None = None  # the epoch that had been published before
         self.published_at: float | None = None  # when this driver published last

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onceflow.epoch import Declared
@@ -24,12 +25,13 @@ class Flow:
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark
         self.queries: dict[str, Declared] = {}
-        self._sources: set[str] = set()
+        self._sources: dict[str, Source | DataFrame] = {}
 
     def read(self, name: str, source: Source | DataFrame) -> DataFrame:
         """A plain streaming DataFrame over `source`. Names of sources are kept in the checkpoint.
 
-        `source` may be a streaming DataFrame of your own (`spark.readStream.name(…)…`).
+        `source` may be a streaming DataFrame of your own (`spark.readStream.name(…)…`). A query
+        that uses a source twice (a self-join) reads it twice, under two names.
         """
         if not re.fullmatch(r"[A-Za-z0-9_]+", name):
             raise JobError(
@@ -37,7 +39,7 @@ class Flow:
             )
         if name in self._sources:
             raise JobError(f"two sources are called {name!r}", hint="rename one")
-        self._sources.add(name)
+        self._sources[name] = source
         if not isinstance(source, Source):
             return _streaming(source, f"source {name!r}")
         if isinstance(source.on_bad, Sink):
@@ -69,7 +71,19 @@ class Flow:
                     f"outputs {taken[target]!r} and {name!r} write to the same target",
                     hint="give every output a target of its own",
                 )
+        self._refuse_loop(declared)
         self.queries[name] = declared
+
+    def _refuse_loop(self, declared: Declared) -> None:
+        """An output inside a folder that the job reads would become its own input."""
+        for source_name, source in self._sources.items():
+            folder = getattr(source, "path", None)
+            for _, path, _ in targets(declared):
+                if folder and path and Path(path).is_relative_to(folder):
+                    raise JobError(
+                        f"{path} lies in {folder}, which source {source_name!r} reads",
+                        hint="write to a folder that is not read",
+                    )
 
 
 def declare(

@@ -88,8 +88,9 @@ def get_session(
     """
     from pyspark.sql import SparkSession
 
-    active = SparkSession.getActiveSession()
-    if active is not None:
+    # A session that another thread made is not "active" here; building would change its settings.
+    active = SparkSession.getActiveSession() or SparkSession._instantiatedSession
+    if active is not None and active.sparkContext._jsc is not None:
         check_session(active)
         return active
     check_java()

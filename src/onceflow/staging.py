@@ -15,7 +15,7 @@ from typing import Any
 from onceflow.errors import BadRows, JobError
 from onceflow.sinks.base import Sink, Staged, columns
 from onceflow.sinks.committables import BY as _BY
-from onceflow.sinks.committables import describe
+from onceflow.sinks.committables import COMMITTER, describe
 from onceflow.sinks.ledger import Committable
 
 _ROUTE = "_onceflow_route"
@@ -47,7 +47,7 @@ class Stager:
         spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
         spark.conf.set("spark.sql.maxConcurrentOutputFileWriters", "16")
         rows = self._with_routes(batch)
-        writer = rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
+        writer = rows.write.options(**COMMITTER)
         rolls = [sink.roll_bytes for sink in self._outputs.values() if sink.roll_bytes]
         if rolls:
             writer = writer.option(
@@ -126,6 +126,12 @@ class Stager:
             return rows.select(*(f"`{f.name}`" for f in schema.fields))
 
         return read
+
+
+def plain_schema(schema: dict[str, Any]) -> str:
+    """Spark's JSON without what Spark notes on columns for itself (watermarks, for one)."""
+    fields = [{**field, "metadata": {}} for field in schema["fields"]]
+    return json.dumps({**schema, "fields": fields}, separators=(",", ":"))
 
 
 def refuse_columns(schema: str, outputs: Mapping[str, Sink], by: str | None) -> None:

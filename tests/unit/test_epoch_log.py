@@ -568,6 +568,6 @@ def test_three_drivers_in_any_order_decide_every_epoch_once(
     tmp_path: Path, kill: float, lose: float
 ) -> None:
     lengths = []
-    for seed in seeds(15):
+    for seed in seeds(8):
         lengths.append(three_drivers(tmp_path / str(seed), seed, kill=kill, lose=lose))
     assert max(lengths) > 5, "the drivers came far enough to roll up"

@@ -556,5 +556,5 @@ def in_any_order(root: Path, seed: int) -> None:
 
 
 def test_readers_writers_and_roll_ups_in_any_order_agree_with_a_list(tmp_path: Path) -> None:
-    for seed in seeds(30):
+    for seed in seeds(20):
         in_any_order(tmp_path / str(seed), seed)

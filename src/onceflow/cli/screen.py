@@ -59,7 +59,9 @@ class Plain:
             case "progress":
                 self._progress(event["queries"])
             case "stopping":
-                click.echo("stopping at the end of the epoch (Ctrl-C again: at once; nothing is lost)")
+                click.echo(
+                    "stopping at the end of the epoch (Ctrl-C again: at once; nothing is lost)"
+                )
             case "restarting":
                 failed(event["message"], event["hint"])
                 when = f"in {event['in_s']:.0f} s" if event["in_s"] else "now"

@@ -49,8 +49,9 @@ def complaint(
 ) -> Complaint:
     """What to say about `error` of the job in `file`, whose JVM writes to `log`."""
     if jvm is not None and _ended(jvm, error):
-        return Complaint("JvmDied", f"Spark's JVM (process {jvm.pid}) {death(jvm.returncode)}",
-                         f"its last words, if any, are in {log}", RETRY, True)  # fmt: skip
+        hint = f"if it happens again: look into {log}, and into dmesg for a lack of memory"
+        message = f"Spark's JVM (process {jvm.pid}) {death(jvm.returncode)}"
+        return Complaint("JvmDied", message, hint, RETRY, True)
     if isinstance(error, OnceflowError):
         message = error.message
         if isinstance(error, JobError) and _passed(error, file) and str(file) not in message:

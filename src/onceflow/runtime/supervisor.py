@@ -24,7 +24,8 @@ from onceflow.runtime.complaint import RETRY, death
 
 Event = dict[str, Any]
 
-_GIVE_UP_AFTER = 5  # starts in a row without one published epoch
+_GIVE_UP_AFTER = 5  # lives in a row that came to nothing
+_HEALTHY_AFTER = 60.0  # seconds of a started job without input
 _LONGEST_PAUSE = 60.0
 _TICK = 0.25
 _GRACE = 10.0  # for a JVM whose driver is gone: it removes its temporary files
@@ -69,25 +70,25 @@ class Supervisor:
         while True:
             starts += 1
             self._tell({"event": "starting", "job": self._arguments[0], "start": starts})
-            code, error, epochs = self._one_life()
+            code, error, healthy = self._one_life()
             if code == 0 or self._stopping.is_set():
                 if error is not None:
                     self._tell(error)
                 return 0 if code in (0, _KILLED + signal.SIGTERM) else code
-            failures = 1 if epochs else failures + 1
+            failures = 1 if healthy else failures + 1
             error = error or _crash(code)
             if not error["retryable"] or failures >= _GIVE_UP_AFTER:
                 self._tell(error)
                 return code
-            seconds = 0.0 if epochs else min(_LONGEST_PAUSE, 2.0 ** (failures - 1))
+            seconds = 0.0 if healthy else min(_LONGEST_PAUSE, 2.0 ** (failures - 1))
             self._tell({**error, "event": "restarting", "in_s": seconds})
             if self._stopping.wait(seconds):
                 return 0
 
-    def _one_life(self) -> tuple[int, Event | None, int]:
-        """Start a driver and follow it to its end: exit code, error, epochs it published."""
+    def _one_life(self) -> tuple[int, Event | None, bool]:
+        """Follow a driver from start to end: exit code, error, whether it came to anything."""
         error: Event | None = None
-        epochs = 0
+        epochs, started = 0, float("inf")
         self._driver = _Driver(self._arguments)
         if self._stopping.is_set():  # a signal came while it was being started
             self._driver.end(signal.SIGTERM)
@@ -100,10 +101,13 @@ class Supervisor:
                     error, epochs = event, max(epochs, event.pop("epochs", 0))
                 case _:
                     epochs = max(epochs, sum(q["epochs"] for q in _queries(event)))
-                    if event["event"] == "started":  # taken over once; from now on we defend it
+                    if event["event"] == "started":
+                        started = time.monotonic()
+                        # Taken over once; from now on we defend it.
                         self._arguments = [a for a in self._arguments if a != "--take-over"]
                     self._tell(event)
-        return self._driver.code(), error, epochs
+        healthy = epochs > 0 or time.monotonic() - started > _HEALTHY_AFTER
+        return self._driver.code(), error, healthy
 
     def _stop(self, *_: object) -> None:
         again = self._stopping.is_set()

@@ -12,6 +12,11 @@ from onceflow.errors import Damaged
 from onceflow.sinks.ledger import Committable
 from onceflow.storage import fsync_dir, fsync_file
 
+# Task attempts become visible in the staging area only when the whole job commits.
+COMMITTER = {
+    "mapreduce.fileoutputcommitter.algorithm.version": "1",
+    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+}
 BY = "_onceflow_by"  # folders of the staging area that stand for the target's sub-folders
 
 

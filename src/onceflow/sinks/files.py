@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from onceflow.errors import Damaged, Fenced, JobError, PublishFailed, TargetForeign
 from onceflow.sinks.base import Sink, Staged, columns, parse_bytes, refuse_difference
-from onceflow.sinks.committables import BY, describe, verify
+from onceflow.sinks.committables import BY, COMMITTER, describe, verify
 from onceflow.sinks.ledger import (
     Committable,
     Ledger,
@@ -148,8 +148,7 @@ class Files(Sink):
     def _as_json(self, staged: Staged) -> tuple[Committable, ...]:
         rows, folder = staged.read(), staged.scratch / "json"
         by = [name for name in rows.columns if name.startswith(BY)]
-        writer = rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
-        writer = writer.options(**_JSON_TIMES)
+        writer = rows.write.options(**COMMITTER, **_JSON_TIMES)
         (writer.partitionBy(*by) if by else writer).json(str(folder))
         return describe(folder, self.by)
 
