@@ -93,10 +93,18 @@ def test_a_driver_broken_at_any_point_loses_and_doubles_nothing(
             # the opening that matters is the one that finds a decided, unpublished epoch
             broken(story, "epoch.decided", 2, "raise")
         broken(story, case.point, visit_of(case.point), case.action)
-        if case.action == "kill":
-            assert story.live_apart() == 0
-        else:
-            story.live()
+        story.live()
+    story.check()
+
+
+def test_every_life_in_a_process_of_its_own(tmp_path: Path) -> None:
+    """As a person does it: killed three times in a row, then left alone."""
+    story = Story(str(tmp_path), "stateful", "both")
+    story.write_input()
+    with Poller(story):
+        for point in ("epoch.decided", "open.published", "files.moved-one"):
+            broken(story, point, visit_of(point), "kill")
+        assert story.live_apart() == 0
     story.check()
 
 

@@ -539,7 +539,7 @@ def test_columns_that_changed_are_named_before_anything_is_staged(
     for says in ("at (", "key (", "number is"):
         assert says in str(refused.value)
     assert len(world.decided("out")) == 1
-    assert not list(world.home.glob("flow/lineages/*/out/onceflow/staged/*/rows"))
+    assert not list(world.home.glob("flow/lineages/*/out/onceflow/staged/*-1-*-*"))  # epoch 1
     world.live(before)
     rows = world.files() if kind == "files" else world.table("t", "id, key, number")
     assert sorted(rows) == [(i, key_of(i), i) for i in range(6)]

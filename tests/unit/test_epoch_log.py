@@ -446,10 +446,11 @@ def test_the_leader_and_a_new_reader_know_the_same_through_many_roll_ups(
         assert log.entries <= keep + slack + 2
 
 
-def test_a_roll_up_carries_the_term_and_the_leader(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keep", [0, 1, 2])
+def test_a_roll_up_carries_the_term_and_the_leader(tmp_path: Path, keep: int) -> None:
     leading(tmp_path, 4, decided=3)
     log = leading(tmp_path, 6, decided=3)
-    assert log.roll_up(keep=1, slack=0)
+    assert log.roll_up(keep=keep, slack=0)
     fresh = opened(tmp_path).read()
     assert fresh.term == 6
     assert fresh.leader is not None

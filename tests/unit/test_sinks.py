@@ -501,7 +501,9 @@ class _Losing:
     def execute(self, sql: str, *args: Any) -> Any:
         found = self._db.execute(sql, *args)
         if sql == "COMMIT":
-            raise sqlite3.OperationalError("disk I/O error")
+            lost = sqlite3.OperationalError("disk I/O error")
+            lost.sqlite_errorname = "SQLITE_IOERR"
+            raise lost
         return found
 
     def __getattr__(self, name: str) -> Any:

@@ -36,21 +36,25 @@ class Json:
 
     def tick(self) -> None: ...
 
+    def close(self) -> None: ...
+
 
 class Plain:
     """Lines for a log: what happens, and every few seconds how it goes."""
 
     def __init__(self) -> None:
-        self._said, self._epochs = 0.0, -1
+        self._said, self._epochs = time.monotonic(), 0
 
     def tick(self) -> None: ...
+
+    def close(self) -> None: ...
 
     def show(self, event: Event) -> None:
         match event["event"]:
             case "output":
                 click.echo(event["text"], err=True)
             case "starting":
-                click.echo(f"{event['job']}: starting Spark")
+                click.echo(f"starting {event['job']}")
             case "session":
                 click.echo(f"spark {event['spark']} on {event['master']}; its log: {event['log']}")
             case "started":
@@ -103,13 +107,16 @@ class Terminal(Plain):
     def tick(self) -> None:
         self._draw()
 
+    def close(self) -> None:
+        self._erase()
+
     def _happened(self, event: Event) -> None:
         match event["event"]:
             case "starting":
-                self._begin(f"{event['job']}: starting Spark")
+                self._begin(f"starting {event['job']}")
             case "session":
                 super().show(event)
-                self._begin(f"{event['job']}: opening its queries")
+                self._begin(f"opening the queries of {event['job']}")
             case "started":
                 super().show(event)
                 self._begin("")
@@ -141,7 +148,8 @@ class Terminal(Plain):
         """A terminal that was made narrower has broken our lines: count the rows they take now."""
         width = width or shutil.get_terminal_size().columns
         rows = sum(1 + (len(text) - 1) // width for text in self._drawn if text)
-        click.echo("\x1b[1A\x1b[2K" * rows, nl=False)
+        if rows:
+            click.echo("\r\x1b[2K" + "\x1b[1A\x1b[2K" * rows, nl=False)  # ^C may stand there
         self._drawn = []
 
 

@@ -56,8 +56,8 @@ def complaint(
         message = error.message
         if isinstance(error, JobError) and _passed(error, file) and str(file) not in message:
             message = f"{where(error, file)}: {message}"
-        return Complaint(type(error).__name__, message, error.hint, error.exit_code,
-                         error.retryable)  # fmt: skip
+        hint = error.hint or ("mend that line" if re.search(r", line \d+: ", message) else "")
+        return Complaint(type(error).__name__, message, hint, error.exit_code, error.retryable)
     kind, see = type(error).__name__, f"its log is {log}" if log else ""
     in_task = _in_python_task(str(error), file)
     if in_task is not None:
@@ -68,7 +68,13 @@ def complaint(
         return Complaint("UserCodeError", f"{place}: {raised}", hint, code, mendable)
     if _passed(error, file) or kind in _WRONG_JOB:
         place = f"{where(error, file)}: " if _passed(error, file) else ""
-        return Complaint("JobError", place + readable(error), f"mend the job in {file}", 2, False)
+        return Complaint(
+            "JobError",
+            place + readable(error),
+            "mend that line" if place else f"mend {file}",
+            2,
+            False,
+        )
     if "JAVA_GATEWAY_EXITED" in str(error) or "stopped SparkContext" in str(error):
         message = f"Spark did not start: {_last_words(log) or readable(error)}"
         return Complaint("SetupError", message, f"{see}; onceflow doctor looks at Java and Spark",

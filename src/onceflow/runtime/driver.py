@@ -26,7 +26,7 @@ from typing import Any
 
 from onceflow.errors import DiskFull, JobError, SetupError
 from onceflow.home import JobFolder
-from onceflow.job import load, milliseconds
+from onceflow.job import Job, load, milliseconds
 from onceflow.runtime.complaint import Complaint, complaint
 from onceflow.runtime.lease import Lease
 from onceflow.runtime.progress import ProgressMeter, as_json
@@ -111,22 +111,23 @@ def _run(options: argparse.Namespace, tell: Tell, stop: Stop, life: _Life) -> No
     if options.every is not None:
         milliseconds(options.every)
     refuse_master(options.master or os.environ.get("SPARK_MASTER"))
-    job = load(options.job)
-    folder = JobFolder(options.home, job.name)
-    refuse_home(folder)
-    if not options.take_over:  # told at once, not after Spark has started
-        lease = Lease(folder.folder / "lease", folder.name)
-        lease.acquire()
-        lease.release()
-    share_with_workers(Path(options.job.partition(":")[0]))
-    life.log = folder.folder / "spark.log"
+    home = Path(os.path.abspath(options.home))
+    refuse_home(home)
+    job = _load_early(options.job)
+    if job is not None and not options.take_over:
+        _refuse_if_led(JobFolder(home, job.name))
+    file = options.job.partition(":")[0]
+    find_by_workers(file)
+    life.log = (home / job.name if job is not None else home) / "spark.log"
     spark = get_session(options.master, log=life.log)
     life.jvm = getattr(spark.sparkContext._gateway, "proc", None)
+    job = job or load(options.job)
+    send_to_workers(file)
     tell("session", job=job.name, spark=spark.version, master=spark.sparkContext.master,
          log=str(life.log))  # fmt: skip
     stop.listen()
     handle = start(
-        job, home=options.home, spark=spark, once=options.once, every=options.every,
+        job, home=home, spark=spark, once=options.once, every=options.every,
         take_over=options.take_over,
     )  # fmt: skip
     _tell_started(handle, tell)
@@ -168,9 +169,11 @@ def refuse_master(master: str | None) -> None:
     """A master that Spark does not know, or that does not answer."""
     if master is None:
         return
-    hint = "use local[2], local[*], spark://host:7077, yarn or k8s://https://host:443"
     if not _MASTER.fullmatch(master):
-        raise JobError(f"{master!r} is not a Spark master", hint=hint)
+        raise JobError(
+            f"{master!r} is not a Spark master",
+            hint="use local[2], local[*], spark://host:7077, yarn or k8s://https://host:443",
+        )
     if not master.startswith("spark://"):
         return
     problem = ""
@@ -181,7 +184,10 @@ def refuse_master(master: str | None) -> None:
             return
         except (OSError, ValueError, OverflowError) as error:
             problem = str(error)
-    raise MasterSilent(f"no Spark master answers at {master}: {problem}", hint=hint)
+    raise MasterSilent(
+        f"no Spark master answers at {master}: {problem}",
+        hint="start it, or name another with --master",
+    )
 
 
 class MasterSilent(SetupError):
@@ -190,40 +196,57 @@ class MasterSilent(SetupError):
     retryable = True
 
 
-def refuse_home(folder: JobFolder) -> None:
+def refuse_home(home: Path) -> None:
     """A home that cannot be written to."""
     try:
-        folder.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder.folder) as file:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=home) as file:
             file.write(b"\0" * 4096)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(
-                f"no space left in home {folder.home}", hint="make space and start the job again"
+                f"no space left in home {home}", hint="make space and start the job again"
             ) from error
         raise SetupError(
-            f"home {folder.home} cannot be written to: {error.strerror}",
+            f"home {home} cannot be written to: {error.strerror}",
             hint="give yourself write access, or name another folder with --home DIR",
         ) from error
 
 
-# ---------------------------------------------------------------- the job's code on workers
+def _refuse_if_led(folder: JobFolder) -> None:
+    """Told at once, not after Spark has started. What counts is the lease that `start` takes."""
+    lease = Lease(folder.folder / "lease", folder.name)
+    lease.acquire()
+    lease.release()
 
 
-def share_with_workers(file: Path) -> None:
-    """Let Python workers have what the job file defines and the modules beside it.
+# ---------------------------------------------------------------- the job's code
 
-    Workers cannot import the job file, so its functions travel by value. What it imports from
-    its own folder is found by local workers on PYTHONPATH.
-    """
+
+def _load_early(spec: str) -> Job | None:
+    """A job file that is wrong is told at once. None: it needs a session (a UDF does) to load."""
+    try:
+        return load(spec)
+    except JobError as error:
+        if "SESSION_OR_CONTEXT_NOT_EXISTS" not in error.message:
+            raise
+        return None
+
+
+def find_by_workers(file: str) -> None:
+    """Local Python workers find the modules beside the job file on PYTHONPATH."""
+    folder, paths = os.path.dirname(os.path.abspath(file)), os.environ.get("PYTHONPATH", "")
+    if folder not in paths.split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, paths)))
+
+
+def send_to_workers(file: str) -> None:
+    """Workers cannot import the job file itself, so what it defines travels by value."""
     from pyspark.cloudpickle import register_pickle_by_value
 
-    path = os.path.abspath(file)
     for module in list(sys.modules.values()):
-        if os.path.abspath(getattr(module, "__file__", None) or "") == path:
+        if os.path.abspath(getattr(module, "__file__", None) or "") == os.path.abspath(file):
             register_pickle_by_value(module)  # type: ignore[no-untyped-call]
-    paths = [os.path.dirname(path), os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
 
 # ---------------------------------------------------------------- the process

@@ -41,6 +41,9 @@ class Screen(Protocol):
     def tick(self) -> None:
         """Time has passed; called a few times a second."""
 
+    def close(self) -> None:
+        """Nothing follows."""
+
 
 class Supervisor:
     """Runs a driver until it ends by itself, is stopped, or cannot be helped."""
@@ -50,7 +53,7 @@ class Supervisor:
         self._screen: Screen | None = screen
         self._driver: _Driver | None = None
         self._stopping = threading.Event()
-        self._told_stopping = False
+        self._asked_to_stop = self._told_stopping = 0  # times
 
     def run(self) -> int:
         """The exit code of the run."""
@@ -60,6 +63,8 @@ class Supervisor:
         handlers = {number: signal.signal(number, self._stop) for number in wanted}
         try:
             code = self._run()
+            if self._screen is not None:
+                self._screen.close()
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
@@ -91,7 +96,7 @@ class Supervisor:
         epochs, started = 0, float("inf")
         self._driver = _Driver(self._arguments)
         if self._stopping.is_set():  # a signal came while it was being started
-            self._driver.end(signal.SIGTERM)
+            self._driver.stop(at_once=False)
         for event in self._driver.follow():
             self._tell_stopping()
             match event:
@@ -110,17 +115,17 @@ class Supervisor:
         return self._driver.code(), error, healthy
 
     def _stop(self, *_: object) -> None:
-        again = self._stopping.is_set()
+        self._asked_to_stop += 1
         self._stopping.set()
         if self._driver is not None:
-            self._driver.end(signal.SIGKILL if again else signal.SIGTERM)
+            self._driver.stop(at_once=self._asked_to_stop > 1)
 
     # -------------------------------------------------------------- telling
 
     def _tell_stopping(self) -> None:
-        if self._stopping.is_set() and not self._told_stopping:
-            self._told_stopping = True
-            self._tell({"event": "stopping"})
+        if self._asked_to_stop > self._told_stopping:
+            self._told_stopping = self._asked_to_stop
+            self._tell({"event": "stopping", "at_once": self._asked_to_stop > 1})
 
     def _tell(self, event: Event) -> None:
         if self._screen is not None:
@@ -166,10 +171,13 @@ class _Driver:
             os.set_blocking(fd, False)
             self._open.register(fd, selectors.EVENT_READ)
 
-    def end(self, number: signal.Signals) -> None:
+    def stop(self, *, at_once: bool) -> None:
         if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, number)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if at_once:
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                else:
+                    os.kill(self._process.pid, signal.SIGTERM)
 
     def code(self) -> int:
         code = self._process.wait()

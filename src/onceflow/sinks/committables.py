@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from onceflow.errors import Damaged
 from onceflow.sinks.ledger import Committable
@@ -17,6 +18,8 @@ COMMITTER = {
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
+T = TypeVar("T")
+_FEW = 8
 BY = "_onceflow_by"  # folders of the staging area that stand for the target's sub-folders
 
 
@@ -26,9 +29,8 @@ def describe(root: Path, by: tuple[str, ...]) -> tuple[Committable, ...]:
     for folder, folders, names in os.walk(root):
         folders[:] = [f for f in folders if f != "_temporary"]
         paths += [Path(folder) / n for n in names if n.endswith((".parquet", ".json"))]
-    with ThreadPoolExecutor(min(8, max(1, len(paths)))) as pool:
-        found = pool.map(lambda path: _describe(path, root, by), sorted(paths))
-        return tuple(file for file in found if file.rows)
+    found = _map(lambda path: _describe(path, root, by), sorted(paths))
+    return tuple(file for file in found if file.rows)
 
 
 def _describe(path: Path, root: Path, by: tuple[str, ...]) -> Committable:
@@ -69,9 +71,16 @@ def harden(files: Iterable[str | os.PathLike[str]], root: Path) -> None:
     """fsync files and every folder between them and `root`. Hadoop does not."""
     paths = [Path(file) for file in files]
     folders = {parent for path in paths for parent in _parents(path, root)}
+    _map(fsync_file, paths)
+    _map(fsync_dir, sorted(folders))
+
+
+def _map(work: Callable[[Path], T], paths: list[Path]) -> list[T]:
+    """Side by side where there are many; threads cost more than a few small files."""
+    if len(paths) <= _FEW:
+        return [work(path) for path in paths]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(fsync_file, paths))
-        list(pool.map(fsync_dir, sorted(folders)))
+        return list(pool.map(work, paths))
 
 
 def _parents(path: Path, root: Path) -> Iterable[Path]:

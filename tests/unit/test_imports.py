@@ -1,0 +1,133 @@
+"""What imports what: the command line without Spark, executors without the driver's code."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import onceflow
+
+ROOT = Path(onceflow.__file__).parent
+
+# What a package may import of onceflow, beside itself. Everything below a name is included.
+LOW = {"onceflow.errors", "onceflow.testing.faults"}
+ALLOWED = {
+    "onceflow.errors": set(),
+    "onceflow.testing": set(),
+    "onceflow.storage": LOW,
+    "onceflow.sinks": {*LOW, "onceflow.storage"},
+    # `on_bad` of a source is a sink
+    "onceflow.sources": {*LOW, "onceflow.storage", "onceflow.sinks.base"},
+    "onceflow.epoch_log": {*LOW, "onceflow.storage", "onceflow.sinks.ledger"},
+    "onceflow.spark_inside": {*LOW, "onceflow.storage"},
+}
+LIBRARIES = {"pyarrow", "numpy"}  # for what runs in executors
+
+
+def imports(path: Path, *, whole: bool) -> Iterator[str]:
+    """Modules that a file imports: at its top level, or anywhere (`whole`)."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree) if whole else _top(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if _is_module(inner) else str(node.module)
+
+
+def _top(tree: ast.Module) -> Iterator[ast.stmt]:
+    """What runs when the module is imported: not functions, not `if TYPE_CHECKING`."""
+    left: list[ast.stmt] = list(tree.body)
+    while left:
+        node = left.pop()
+        yield node
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            left += node.orelse
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            left += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
+
+
+def _is_module(name: str) -> bool:
+    parts = name.split(".")
+    path = ROOT.joinpath(*parts[1:])
+    return parts[0] == "onceflow" and (path.is_dir() or path.with_suffix(".py").is_file())
+
+
+def files_of(module: str) -> list[Path]:
+    path = ROOT.joinpath(*module.split(".")[1:])
+    return sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+
+
+def within(name: str, modules: set[str]) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+ALL = sorted(ROOT.rglob("*.py"))
+
+
+@pytest.mark.parametrize("module", ALLOWED)
+def test_imports_point_one_way(module: str) -> None:
+    for path in files_of(module):
+        for name in imports(path, whole=False):
+            if name.startswith("onceflow"):
+                assert within(name, {module, *ALLOWED[module]}), f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("module", ["onceflow.sinks", "onceflow.sources", "onceflow.storage"])
+def test_what_runs_in_executors_imports_little(module: str) -> None:
+    for path in files_of(module):
+        for name in imports(path, whole=False):
+            top = name.partition(".")[0]
+            known = {*sys.stdlib_module_names, *LIBRARIES, "onceflow"}
+            assert top in known, f"{path} imports {name}"
+        for name in imports(path, whole=True):
+            top = name.partition(".")[0]
+            known = {*sys.stdlib_module_names, *LIBRARIES, "onceflow", "pyspark"}
+            assert top in known, f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda p: str(p.relative_to(ROOT)))
+def test_spark_is_imported_late_and_the_command_line_by_nobody(path: Path) -> None:
+    for name in imports(path, whole=False):
+        assert name.partition(".")[0] not in ("pyspark", "py4j"), f"{path} imports {name}"
+    if not path.is_relative_to(ROOT / "cli"):
+        assert not any(within(name, {"onceflow.cli"}) for name in imports(path, whole=True))
+
+
+def test_only_spark_inside_reaches_into_the_jvm() -> None:
+    for path in ALL:
+        if path.is_relative_to(ROOT / "spark_inside"):
+            continue
+        names = {
+            n.attr for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Attribute)
+        }
+        found = names & {"_jvm", "_jsparkSession", "_jdf", "_jsq", "_jquery", "_gateway"}
+        assert not found, f"{path} uses {found}"
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Which packages a fresh Python has loaded after the statement."""
+    code = f"{statement}; import sys; print(*{{n.partition('.')[0] for n in sys.modules}})"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(ran.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import onceflow",
+        "import onceflow.cli",
+        "import onceflow.sinks, onceflow.sources",
+        "from onceflow.runtime import lease",
+        "from onceflow.spark_inside import Checkpoint",
+    ],
+)
+def test_importing_loads_neither_spark_nor_arrow(statement: str) -> None:
+    assert loaded_by(statement).isdisjoint({"pyspark", "py4j", "pyarrow", "numpy", "pandas"})
