@@ -104,9 +104,11 @@ class Epochs:
         """Steps 1 to 5. Afterwards Spark may start the query from its checkpoint."""
         self._refuse_what_cannot_work()
 
-        # 1. lead
-        seen = [sink.published(self._id(name)).term for name, sink in self._outputs]
-        self.term = self.lease.next_term(max([self.log.read().term, *seen]))
+        # 1. lead. A home that does not belong to its targets is refused before it fences anybody.
+        seen = {name: sink.published(self._id(name)) for name, sink in self._outputs}
+        self.log.read()
+        self._refuse_foreign(seen)
+        self.term = self.lease.next_term(max([self.log.term, *(s.term for s in seen.values())]))
         reach("open.led")
 
         # 2. fence: first the epoch log, then every ledger; only then is a ledger worth reading
@@ -117,10 +119,7 @@ class Epochs:
         for name, sink in self._outputs:
             self._ledgers[name] = sink.fence(self._id(name), term=self.term, token=token)
             reach("open.ledger-fenced")
-        for name, sink in self._outputs:
-            refuse_foreign_ledger(
-                self.query, self.log.last, self._ledgers[name], f"{sink}, output {self._id(name)}"
-            )
+        self._refuse_foreign(self._ledgers)
         reach("open.ledgers-read")
 
         # 3. recover: rows first, then Spark
@@ -145,6 +144,11 @@ class Epochs:
         refuse_columns(self.schema, self.declared.outputs, self.declared.by)
         for name, sink in self._outputs:
             sink.prepare(self._id(name), self.schema, self.declared.mode)
+
+    def _refuse_foreign(self, ledgers: Mapping[str, Ledger]) -> None:
+        for name, sink in self._outputs:
+            what = f"{sink}, output {self._id(name)}"
+            refuse_foreign_ledger(self.query, self.log.last, ledgers[name], what)
 
     def _facts(self) -> dict[str, Any]:
         return {

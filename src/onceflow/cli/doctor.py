@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -16,16 +18,17 @@ from pathlib import Path
 
 import click
 
-from onceflow.cli.output import home_option, json_option, show
-from onceflow.epoch_log import Decision
+from onceflow.cli.output import age, home_option, json_option, number, paint, show
 from onceflow.errors import OnceflowError
-from onceflow.home import jobs
+from onceflow.home import JobFolder, jobs
 from onceflow.runtime.lease import Lease
 from onceflow.session import check_java
 from onceflow.spark_inside import check_version
 
 _LITTLE_SPACE = 2 * 10**9
-_NEEDED_JARS = ("spark-sql_", "rocksdbjni", "hadoop-client-")
+_NEEDED_JARS = ("spark-core_", "spark-sql_", "rocksdbjni", "hadoop-client-")
+_OLD = 86_400  # seconds
+_CLOCK_MAY_DIFFER = 1.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Finding:
 @home_option
 @json_option
 def command(home: str, as_json: bool) -> None:
-    """Look at Java, Spark, Maven, jars, disk, clock and leftovers; say what mends each.
+    """Look at Java, Spark, Maven, jars, disk, clocks and leftovers; say what mends each.
 
     Exit code 0: nothing is wrong (warnings may be there). 4: something is.
     """
@@ -57,14 +60,33 @@ def examine(home: str) -> Iterator[Finding]:
     yield _spark()
     yield _jars()
     yield _maven()
-    yield _disk("home", Path(home))
-    yield _disk("spark.local.dir", Path(os.environ.get("SPARK_LOCAL_DIRS", "/tmp")))
-    yield _clock(home)
-    yield from _leftovers(home)
+    yield _disk("home", home)
+    scratch = (os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()).split(",")
+    for folder in scratch:
+        yield _disk("spark.local.dir", folder)
+    yield _clocks(home)
+    for folder in scratch:
+        yield _spark_leftovers(Path(folder))
+    known = list(jobs(home))
+    for job in known:
+        yield _job(job)
+    if not known:
+        yield Finding("jobs", "ok", f"none under {home}")
+
+
+# ---------------------------------------------------------------- what is installed
 
 
 def _python() -> Finding:
     found = ".".join(map(str, sys.version_info[:3]))
+    workers = os.environ.get("PYSPARK_PYTHON")
+    if workers and workers != sys.executable:
+        says = _say([workers, "-c", "import sys; print(*sys.version_info[:2], sep='.')"])
+        if says != found.rpartition(".")[0]:
+            return Finding(
+                "python", "wrong", f"{found}, but workers get PYSPARK_PYTHON={workers} ({says})",
+                f"unset PYSPARK_PYTHON, or set it to {sys.executable}",
+            )  # fmt: skip
     return Finding("python", "ok", f"{found} at {sys.executable}")
 
 
@@ -76,14 +98,20 @@ def _java() -> Finding:
 
 
 def _spark() -> Finding:
+    fix = "pip install 'pyspark>=4.2,<4.4' 'pandas<3'"
     try:
         found = version("pyspark")
         check_version(found)
     except PackageNotFoundError:
-        fix = "pip install 'pyspark>=4.2,<4.4'"
         return Finding("spark", "wrong", "pyspark is not installed", fix)
     except OnceflowError as error:
         return Finding("spark", "wrong", error.message, error.hint)
+    try:
+        if int(version("pandas").partition(".")[0]) >= 3:
+            says = f"pyspark {found}, with pandas {version('pandas')}, which it does not support"
+            return Finding("spark", "warning", says, fix)
+    except PackageNotFoundError:
+        pass  # it is needed for pandas UDFs only
     return Finding("spark", "ok", f"pyspark {found}")
 
 
@@ -92,12 +120,15 @@ def _jars() -> Finding:
     ours = Path((spec and spec.origin) or ".").parent
     folder = Path(os.environ.get("SPARK_HOME") or ours) / "jars"
     names = [path.name for path in folder.glob("*.jar")]
+    fix = "unset SPARK_HOME" if "SPARK_HOME" in os.environ else "reinstall pyspark"
     missing = [jar for jar in _NEEDED_JARS if not any(name.startswith(jar) for name in names)]
     if missing:
-        return Finding(
-            "jars", "wrong", f"{folder} lacks {', '.join(missing)}",
-            "pip install --force-reinstall pyspark, or unset SPARK_HOME",
-        )  # fmt: skip
+        return Finding("jars", "wrong", f"{folder} lacks {', '.join(missing)}", fix)
+    core = next(name for name in names if name.startswith("spark-core_"))
+    found = re.search(r"-(\d[^-]*)\.jar$", core)
+    if spec is not None and found is not None and found[1] != version("pyspark"):
+        says = f"{folder} is of Spark {found[1]}, pyspark is {version('pyspark')}"
+        return Finding("jars", "wrong", says, fix)
     return Finding("jars", "ok", f"{len(names)} jars in {folder}")
 
 
@@ -106,85 +137,126 @@ def _maven() -> Finding:
     fix = "Debian and Ubuntu: apt-get install maven; macOS: brew install maven"
     if maven is None:
         return Finding("maven", "warning", "missing; only Kafka's jars need it", fix)
-    said = subprocess.run([maven, "-v"], check=False, capture_output=True, text=True, timeout=60)
-    if said.returncode:
-        says = f"{maven} does not run: {said.stderr.strip()[:200]}"
-        return Finding("maven", "warning", says, fix)
-    return Finding("maven", "ok", said.stdout.splitlines()[0])
+    says = _say([maven, "-v"])
+    if not says.startswith("Apache Maven"):
+        return Finding("maven", "warning", f"{maven} does not run: {says}", f"mend Java, or {fix}")
+    return Finding("maven", "ok", says)
 
 
-def _disk(what: str, folder: Path) -> Finding:
-    while not folder.exists():
-        folder = folder.absolute().parent
-    free = shutil.disk_usage(folder).free
-    says = f"{free / 1e9:,.1f} GB free at {folder}"
-    if not os.access(folder, os.W_OK):
-        says = f"{folder} cannot be written to"
-        return Finding(what, "wrong", says, "give yourself write access")
+def _say(command: list[str]) -> str:
+    """The first line that a command says, or why it says nothing."""
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    said = (done.stdout or done.stderr).strip().splitlines()
+    return re.sub(r"\x1b\[[\d;]*m", "", said[0])[:200] if said else f"exit code {done.returncode}"
+
+
+# ---------------------------------------------------------------- disk and clocks
+
+
+def _disk(what: str, folder: str) -> Finding:
+    path = os.path.abspath(folder)
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    if not os.path.isdir(path):
+        return Finding(what, "wrong", f"{path} is not a folder", "name another one")
+    if not os.access(path, os.W_OK | os.X_OK):
+        return Finding(what, "wrong", f"{path} cannot be written to", "give yourself write access")
+    free = shutil.disk_usage(path).free
+    says = f"{free / 1e9:,.1f} GB free at {path}"
     if free < _LITTLE_SPACE:
         fix = "make space: a full disk stops the job (and loses nothing)"
         return Finding(what, "warning", says, fix)
     return Finding(what, "ok", says)
 
 
-def _clock(home: str) -> Finding:
-    """A clock that went back confuses people, not the protocol: it compares no times."""
-    newest = 0.0
-    for folder in jobs(home):
-        for query in folder.queries():
-            last = _quiet(lambda query=query: query.epoch_log().read().last)  # type: ignore[misc]
-            if last is not None:
-                newest = max(newest, datetime.fromisoformat(last.at).timestamp())
+def _clocks(home: str) -> Finding:
+    """Clocks that differ confuse people and event times, not the protocol: it compares none."""
+    fix = "set the clocks by NTP; ages, and watermarks on processing time, are wrong until then"
+    differs = _clock_of_disk(home)
+    if abs(differs) > _CLOCK_MAY_DIFFER:
+        says = f"the clock of the home's file system differs by {differs:,.1f} s"
+        return Finding("clocks", "warning", says, fix)
+    newest = max((_newest_decision(job) for job in jobs(home)), default=0.0)
     ahead = newest - time.time()
-    if ahead > 1:
-        return Finding(
-            "clock", "warning", f"the newest decision is {ahead:,.0f} s in the future",
-            "set the clock (NTP); watermarks on processing time may stand still until then",
-        )  # fmt: skip
-    return Finding("clock", "ok", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+    if ahead > _CLOCK_MAY_DIFFER:
+        says = f"the newest decision is {age(ahead)} in the future"
+        return Finding("clocks", "warning", says, fix)
+    return Finding("clocks", "ok", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
 
 
-def _leftovers(home: str) -> Iterator[Finding]:
-    count = 0
-    for folder in jobs(home):
-        count += 1
-        lease = Lease(folder.folder / "lease", folder.name)
-        try:
-            holder = lease.holder()
-            running = holder is not None and lease.alive(holder)
-            for query in folder.queries():
-                query.epoch_log().read()
-        except OnceflowError as error:
-            yield Finding(f"job {folder.name}", "wrong", error.message, error.hint)
-            continue
-        staged = [p for q in folder.queries() for p in q.staged.glob("*-*-*-*")]
-        if running:
-            yield Finding(f"job {folder.name}", "ok", f"led by {holder}")
-        elif staged:
-            yield Finding(
-                f"job {folder.name}", "warning", f"stopped, with {len(staged)} staged epochs left",
-                "start the job: it publishes what is decided and sweeps the rest",
-            )  # fmt: skip
-        else:
-            yield Finding(f"job {folder.name}", "ok", "stopped, nothing left behind")
-    if not count:
-        yield Finding("jobs", "ok", f"none under {home}")
-
-
-def _quiet(read: Callable[[], Decision | None]) -> Decision | None:
+def _clock_of_disk(home: str) -> float:
+    """Seconds by which a file that is written now is ahead; 0 if it cannot be known."""
     try:
-        return read()
+        with tempfile.TemporaryFile(dir=home) as file:
+            file.write(b"\0")
+            file.flush()
+            return os.fstat(file.fileno()).st_mtime - time.time()
+    except OSError:
+        return 0.0
+
+
+def _newest_decision(job: JobFolder) -> float:
+    try:
+        lasts = [query.epoch_log().read().last for query in job.queries()]
     except OnceflowError:
-        return None  # told by the leftovers
+        return 0.0  # told with the job
+    return max((datetime.fromisoformat(d.at).timestamp() for d in lasts if d), default=0.0)
+
+
+# ---------------------------------------------------------------- leftovers
+
+
+def _job(job: JobFolder) -> Finding:
+    what = f"job {job.name}"
+    lease = Lease(job.folder / "lease", job.name)
+    try:
+        holder = lease.holder()
+        running = holder is not None and lease.alive(holder)
+        queries = job.queries()
+        for query in queries:
+            query.epoch_log().read()
+    except OnceflowError as error:
+        return Finding(what, "wrong", error.message, error.hint)
+    if running:
+        return Finding(what, "ok", f"led by {holder}")
+    staged = sum(1 for query in queries for _ in query.staged.glob("*-*-*-*"))
+    if staged:
+        says = f"stopped, with {number(staged, 'epochs')} staged and not swept"
+        fix = "start the job: it publishes what is decided and sweeps the rest"
+        return Finding(what, "warning", says, fix)
+    return Finding(what, "ok", "stopped, nothing left behind")
+
+
+def _spark_leftovers(folder: Path) -> Finding:
+    """A JVM that was killed leaves its temporary folders; one that ends removes them."""
+    old = [
+        path
+        for pattern in ("spark-*-*-*-*-*", "blockmgr-*-*-*-*-*")
+        for path in folder.glob(pattern)
+        if time.time() - _modified(path) > _OLD
+    ]
+    if old:
+        says = f"{len(old)} folders in {folder} are of JVMs that were killed over a day ago"
+        fix = f"if no Spark that old runs: rm -r {folder}/spark-*-*-*-*-* {folder}/blockmgr-*"
+        return Finding("leftovers", "warning", says, fix)
+    return Finding("leftovers", "ok", f"no old folders of Spark in {folder}")
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # its JVM ends just now
+        return time.time()
 
 
 def _text(found: list[Finding]) -> str:
-    colours = {"ok": "green", "warning": "yellow", "wrong": "red"}
     width = max(len(f.what) for f in found)
     lines = []
     for f in found:
-        mark = click.style(f"{f.state:<7}", fg=colours[f.state])
-        lines.append(f"{mark}  {f.what.ljust(width)}  {f.says}")
+        lines.append(f"{paint(f.state.ljust(7), f.state)}  {f.what.ljust(width)}  {f.says}")
         if f.fix:
-            lines.append(f"{'':<7}  {'':<{width}}  fix: {f.fix}")
+            lines.append(f"{'':<7}  {'':<{width}}  {paint('fix:', 'fix')} {f.fix}")
     return "\n".join(lines)

@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from onceflow.cli.output import home_option, json_option, show, table
-from onceflow.cli.status import known
-from onceflow.errors import JobError, OnceflowError
-from onceflow.home import JobFolder, jobs
+from onceflow.cli.status import chosen
+from onceflow.errors import OnceflowError
+from onceflow.home import JobFolder, Query
 from onceflow.sinks import open_target
 
 
@@ -19,10 +19,7 @@ from onceflow.sinks import open_target
 @json_option
 def command(job: str, home: str, as_json: bool) -> None:
     """What each target itself says is published, beside what the epoch log decided."""
-    folder = next((folder for folder in jobs(home) if folder.name == job), None)
-    if folder is None:
-        raise JobError(f"no job {job} ran under {home}", hint=known(home))
-    show(ledger(folder), as_json=as_json, text=_text)
+    show(ledger(chosen(home, job)[0]), as_json=as_json, text=_text)
 
 
 def ledger(folder: JobFolder) -> list[dict[str, Any]]:
@@ -30,27 +27,33 @@ def ledger(folder: JobFolder) -> list[dict[str, Any]]:
     for query in folder.queries():
         log = query.epoch_log().read()
         decided = log.last.epoch if log.last else None
-        for output, target in ((log.leader or {}).get("outputs") or {}).items():
-            row: dict[str, Any] = {
-                "query": query.name, "output": output, "decided": decided, "published": None,
-                "term": None, "lineage": None, "guarantee": target.get("guarantee"),
-                "target": str(target.get("kind")), "says": "",
-            }  # fmt: skip
-            settings = {key: value for key, value in target.items() if key != "guarantee"}
-            try:
-                sink = open_target(settings)
-                if sink is None:
-                    row["says"] = "a sink that this command cannot open"
-                else:
-                    said = sink.published(f"{query.job}/{query.name}/{output}")
-                    row.update(target=str(sink), term=said.term)
-                    if said.position is not None:
-                        row.update(lineage=said.position.lineage, published=said.position.epoch)
-                    row["says"] = _compare(decided, row["published"])
-            except OnceflowError as error:
-                row["says"] = error.message
-            found.append(row)
+        outputs = (log.leader or {}).get("outputs") or {}
+        found += [_output(query, name, target, decided) for name, target in outputs.items()]
     return found
+
+
+def _output(
+    query: Query, output: str, target: dict[str, Any], decided: int | None
+) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "query": query.name, "output": output, "decided": decided, "published": None,
+        "term": None, "lineage": None, "guarantee": target.get("guarantee"),
+        "target": str(target.get("kind")), "says": "",
+    }  # fmt: skip
+    try:
+        sink = open_target({key: value for key, value in target.items() if key != "guarantee"})
+        if sink is None:
+            row["says"] = "a sink that this command cannot open"
+            return row
+        said = sink.published(f"{query.job}/{query.name}/{output}")
+    except OnceflowError as error:
+        row["says"] = error.message
+        return row
+    row.update(target=str(sink), term=said.term)
+    if said.position is not None:
+        row.update(lineage=said.position.lineage, published=said.position.epoch)
+    row["says"] = _compare(decided, row["published"])
+    return row
 
 
 def _compare(decided: int | None, published: int | None) -> str:
@@ -64,15 +67,20 @@ def _compare(decided: int | None, published: int | None) -> str:
 def _text(rows: list[dict[str, Any]]) -> str:
     if not rows:
         return "no query has started"
-    head = ["output", "target", "guarantee", "decided", "published", "term", "what it means"]
+    head = ["output", "guarantee", "decided", "published", "term", "what it means"]
     body = [
         [
             row["output"] if row["output"] == row["query"] else f"{row['query']}.{row['output']}",
-            row["target"],
             row["guarantee"] or "-",
-            *("-" if row[k] is None else str(row[k]) for k in ("decided", "published", "term")),
+            *(_epoch(row[which]) for which in ("decided", "published")),
+            "-" if row["term"] is None else str(row["term"]),
             row["says"],
         ]
         for row in rows
     ]
-    return table(head, body)
+    targets = [[row[0], f"-> {target['target']}"] for row, target in zip(body, rows, strict=True)]
+    return table(head, body) + "\n\n" + table(["output", "target"], targets)
+
+
+def _epoch(number: int | None) -> str:
+    return "nothing" if number is None else f"epoch {number:,}"

@@ -18,6 +18,7 @@ from onceflow.runtime.supervisor import Event, Screen
 _NEWS_EVERY = 5.0  # seconds, if an epoch was decided since
 _SIGN_OF_LIFE_EVERY = 60.0
 _SILENT_AFTER = 5.0
+_CLEAR = "\r\x1b[2K"  # the row we are in, where the terminal may have written ^C
 _LEAST_WIDTHS = {"in": 12, "out": 12, "lag": 5, "published": 9}
 
 
@@ -109,6 +110,7 @@ class Terminal(Plain):
 
     def close(self) -> None:
         self._erase()
+        click.echo(_CLEAR, nl=False)
 
     def _happened(self, event: Event) -> None:
         match event["event"]:
@@ -149,7 +151,7 @@ class Terminal(Plain):
         width = width or shutil.get_terminal_size().columns
         rows = sum(1 + (len(text) - 1) // width for text in self._drawn if text)
         if rows:
-            click.echo("\r\x1b[2K" + "\x1b[1A\x1b[2K" * rows, nl=False)  # ^C may stand there
+            click.echo(_CLEAR + ("\x1b[1A" + _CLEAR) * rows, nl=False)
         self._drawn = []
 
 
@@ -219,5 +221,5 @@ def summary(query: dict[str, Any]) -> str:
     last = "no epoch yet" if query["epoch"] is None else f"the last is epoch {query['epoch']:,}"
     return (
         f"{query['query']}: {number(query['rows_out'], 'rows')} published in "
-        f"{number(query['epochs'], 'epochs')} by this run; {last}"
+        f"{number(query['epochs'], 'epochs')} since the last start; {last}"
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
 
 from onceflow.cli.output import home_option, json_option, number, show, table
-from onceflow.errors import JobError
+from onceflow.errors import JobError, OnceflowError
 from onceflow.home import JobFolder, Query, jobs
 from onceflow.runtime.lease import Lease
 
@@ -17,36 +18,51 @@ from onceflow.runtime.lease import Lease
 @home_option
 @json_option
 def command(job: str | None, home: str, as_json: bool) -> None:
-    """Where each query of a job stands: read from the home, also while the job runs."""
-    found = [folder for folder in jobs(home) if job in (None, folder.name)]
-    if job is not None and not found:
-        raise JobError(f"no job {job} ran under {home}", hint=known(home))
-    show([status(folder) for folder in found], as_json=as_json, text=lambda s: _text(s, home))
+    """Where each query of a job stands: read from the home, also while the job runs.
+
+    Without JOB: all jobs of the home. Exit code 7: files of a job are damaged.
+    """
+    found = [status(folder) for folder in chosen(home, job)]
+    show(found, as_json=as_json, text=lambda s: _text(s, home))
+    sys.exit(7 if any(s["state"] == "damaged" for s in found) else 0)
 
 
-def known(home: str) -> str:
-    names = ", ".join(folder.name for folder in jobs(home))
-    return f"there are: {names}" if names else "name the home with --home DIR"
+def chosen(home: str, job: str | None) -> list[JobFolder]:
+    """The job with that name, or all."""
+    found = list(jobs(home))
+    if job is None:
+        return found
+    names = ", ".join(folder.name for folder in found)
+    hint = f"there are: {names}" if names else "name the home with --home DIR"
+    found = [folder for folder in found if folder.name == job]
+    if not found:
+        raise JobError(f"no job {job} ran under {home}", hint=hint)
+    return found
 
 
 def status(folder: JobFolder) -> dict[str, Any]:
     lease = Lease(folder.folder / "lease", folder.name)
-    holder = lease.holder()
-    running = holder is not None and lease.alive(holder)
-    return {
-        "job": folder.name,
-        "state": "running" if running else "stopped",
-        "leader": str(holder) if holder and running else None,
-        "term": holder.term if holder else 0,
-        "lineage": folder.lineage(),
-        "queries": [_query(query) for query in folder.queries()],
-    }
+    found: dict[str, Any] = {
+        "job": folder.name, "state": "stopped", "leader": None, "term": 0, "lineage": None,
+        "queries": [], "error": None,
+    }  # fmt: skip
+    try:
+        holder = lease.holder()
+        if holder is not None:
+            found["term"] = holder.term
+            if lease.alive(holder):
+                leader = {"pid": holder.pid, "host": holder.host, "since": holder.since}
+                found.update(state="running", leader=leader)
+        found["lineage"] = folder.lineage()
+        found["queries"] = [_query(query) for query in folder.queries()]
+    except OnceflowError as error:
+        found.update(state="damaged", error=str(error))
+    return found
 
 
 def _query(query: Query) -> dict[str, Any]:
     log = query.epoch_log().read()
     last = log.last
-    staged = [p.stat().st_size for p in query.staged.rglob("*") if p.is_file()]
     return {
         "query": query.name,
         "epoch": last.epoch if last else None,
@@ -56,28 +72,47 @@ def _query(query: Query) -> dict[str, Any]:
         "end": last.end if last else {},
         "retained_epochs": len(log.decisions),
         "log_entries": log.entries,
-        "staged_bytes": sum(staged),
+        "staged_bytes": _bytes(query),
     }
+
+
+def _bytes(query: Query) -> int:
+    """A running job may sweep the files while we look."""
+    total = 0
+    for path in query.staged.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except FileNotFoundError:
+            continue
+    return total
 
 
 def _text(found: list[dict[str, Any]], home: str) -> str:
     if not found:
         return f"no job ran under {home} yet"
-    parts = []
-    for job in found:
-        who = f" by {job['leader']}" if job["leader"] else f" (last term {job['term']})"
-        head = ["query", "last epoch", "decided", "rows", "log", "staged"]
-        rows = [
-            [
-                query["query"],
-                "-" if query["epoch"] is None else str(query["epoch"]),
-                query["decided"] or "-",
-                number(query["rows"], "rows"),
-                number(query["log_entries"], "entries"),
-                number(query["staged_bytes"], "bytes"),
-            ]
-            for query in job["queries"]
+    return "\n\n".join(_job(job) for job in found)
+
+
+def _job(job: dict[str, Any]) -> str:
+    leader = job["leader"]
+    who = f"last term {job['term']}"
+    if leader:
+        since = f"since {leader['since']}, term {job['term']}"
+        who = f"process {leader['pid']} on {leader['host']}, {since}"
+    title = f"{job['job']}: {job['state']} ({who})"
+    if job["error"]:
+        return f"{title}\n  {job['error']}"
+    head = ["query", "last epoch", "decided", "rows in it", "epochs kept", "staged"]
+    rows = [
+        [
+            query["query"],
+            "-" if query["epoch"] is None else f"{query['epoch']:,}",
+            query["decided"] or "-",
+            number(query["rows"], "rows"),
+            number(query["retained_epochs"], "epochs"),
+            number(query["staged_bytes"], "bytes"),
         ]
-        indented = table(head, rows).replace("\n", "\n  ") if rows else "no query has started"
-        parts.append(f"{job['job']}: {job['state']}{who}\n  {indented}")
-    return "\n\n".join(parts)
+        for query in job["queries"]
+    ]
+    body = table(head, rows) if rows else "no query has started"
+    return title + "\n  " + body.replace("\n", "\n  ")

@@ -28,7 +28,8 @@ _GIVE_UP_AFTER = 5  # lives in a row that came to nothing
 _HEALTHY_AFTER = 60.0  # seconds of a started job without input
 _LONGEST_PAUSE = 60.0
 _TICK = 0.25
-_GRACE = 10.0  # for a JVM whose driver is gone: it removes its temporary files
+_GRACE = 10.0  # seconds for a JVM whose driver is gone: it removes its temporary files
+_SHORT_GRACE = 0.5  # if it had not started yet
 _KILLED = 128
 _NOBODY_LISTENS = _KILLED + signal.SIGPIPE
 
@@ -48,8 +49,9 @@ class Screen(Protocol):
 class Supervisor:
     """Runs a driver until it ends by itself, is stopped, or cannot be helped."""
 
-    def __init__(self, arguments: list[str], screen: Screen) -> None:
+    def __init__(self, arguments: list[str], screen: Screen, *, first_pause: float = 1.0) -> None:
         self._arguments = arguments
+        self._first_pause = first_pause  # seconds; each further one is twice as long
         self._screen: Screen | None = screen
         self._driver: _Driver | None = None
         self._stopping = threading.Event()
@@ -85,9 +87,11 @@ class Supervisor:
             if not error["retryable"] or failures >= _GIVE_UP_AFTER:
                 self._tell(error)
                 return code
-            seconds = 0.0 if healthy else min(_LONGEST_PAUSE, 2.0 ** (failures - 1))
+            pause = min(_LONGEST_PAUSE, self._first_pause * 2.0 ** (failures - 1))
+            seconds = 0.0 if healthy else pause
             self._tell({**error, "event": "restarting", "in_s": seconds})
             if self._stopping.wait(seconds):
+                self._tell_stopping()
                 return 0
 
     def _one_life(self) -> tuple[int, Event | None, bool]:
@@ -166,6 +170,7 @@ class _Driver:
         assert self._process.stdout is not None
         self._events, self._output = reading, self._process.stdout.fileno()
         self._partial = {self._events: b"", self._output: b""}
+        self._grace = _SHORT_GRACE
         self._open = selectors.DefaultSelector()
         for fd in self._partial:
             os.set_blocking(fd, False)
@@ -187,7 +192,7 @@ class _Driver:
         """All that it says until it and its JVM have ended; None now and then."""
         while self._process.poll() is None:
             yield from self._listen()
-        deadline = time.monotonic() + _GRACE
+        deadline = time.monotonic() + self._grace
         while self._open.get_map() and time.monotonic() < deadline:
             yield from self._listen()  # the pipes end with the last process that holds them
         if self._open.get_map():
@@ -212,7 +217,9 @@ class _Driver:
                 lines.append(self._partial[fd])
         for line in lines:
             if fd == self._events:
-                yield json.loads(line)
+                event: Event = json.loads(line)
+                self._grace = _GRACE if event["event"] == "session" else self._grace
+                yield event
             else:
                 yield {"event": "output", "text": line.decode(errors="replace").rstrip("\r")}
 
@@ -230,6 +237,10 @@ def _queries(event: Event) -> list[Event]:
 
 def _crash(code: int) -> Event:
     """A driver that ended without a word."""
-    how = death(_KILLED - code if code > _KILLED else code)
-    return {"event": "error", "kind": "DriverDied", "message": f"the driver {how}", "hint": "",
-            "exit_code": code, "retryable": code > _KILLED or code == RETRY}  # fmt: skip
+    killed = code > _KILLED
+    how = death(_KILLED - code if killed else code)
+    hint = "something in the job ended the process: look for exit and os._exit"
+    if killed:
+        hint = "somebody ended it, or the machine lacks memory (dmesg tells)"
+    return {"event": "error", "kind": "DriverDied", "message": f"the driver {how}", "hint": hint,
+            "exit_code": code, "retryable": killed or code == RETRY}  # fmt: skip
