@@ -108,6 +108,7 @@ class EpochLog:
         self._log = NumberedLog(store, "log", "epoch log", subject)
         self._view = _View()
         self._term = 0
+        self._stood = 0  # the number of our newest entry; nobody may follow it but us
 
     # -------------------------------------------------------------- reading
 
@@ -153,9 +154,8 @@ class EpochLog:
 
     def check(self) -> None:
         """Raise `Fenced` if anybody has come after us."""
-        stood = self._view.position
         self._log.catch_up(self._view)
-        if self._view.position != stood or self._view.term != self._term:
+        if self._view.position != self._stood or self._view.term != self._term:
             raise self._fenced()
 
     def successor(self) -> Fenced | None:
@@ -180,6 +180,7 @@ class EpochLog:
             put = Put.WON if ours and not self._log.covered(number) else put
         if put is Put.WON:
             self._view.apply(number, entry)
+            self._stood = number
         return put is Put.WON
 
     def _fenced(self) -> Fenced:
@@ -214,7 +215,7 @@ class EpochLog:
             "decisions": [decision.to_json() for _, decision in covered[-2:]],
         }
         self._log.roll_up(number, body)
-        self._view.decisions = decisions[len(covered) - 2 :]
+        self._view.decisions = decisions[max(0, len(covered) - 2) :]
         return True
 
     def prune(self) -> None:

@@ -101,7 +101,7 @@ def _jobs_of(file: Path) -> list[Job]:
         raise JobError(f"{error.filename}, line {error.lineno}: {error.msg}") from error
     except JobError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise JobError(f"{where(error, file)}: {type(error).__name__}: {error}") from error
     found: dict[int, Job] = {}
     for value in vars(module).values():

@@ -106,8 +106,7 @@ def get_session(
     config.update(settings or {})
     with _standard_error_to(log):
         spark = SparkSession.builder.config(map=config).getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    _keep_quiet(spark)
+    spark_inside.keep_quiet(spark)
     check_session(spark)
     return spark
 
@@ -129,19 +128,9 @@ def _standard_error_to(log: Path | None) -> Iterator[None]:
         os.close(ours)
 
 
-def _keep_quiet(spark: Any) -> None:
-    """setLogLevel raises every logger; put those that onceflow reports itself back to silence."""
-    level = spark._jvm.org.apache.logging.log4j.Level.OFF
-    for name in ("sql.execution.streaming", "scheduler.TaskSetManager", "executor", "util.Utils",
-                 "sql.execution.datasources", "api.python"):  # fmt: skip
-        spark._jvm.org.apache.logging.log4j.core.config.Configurator.setLevel(
-            f"org.apache.spark.{name}", level
-        )
-
-
 def check_session(spark: Any) -> None:
     """Refuse a session whose settings would break a guarantee, naming each."""
-    if not hasattr(spark, "_jsparkSession"):
+    if not spark_inside.is_classic(spark):
         raise SessionRefused(
             "this is a Spark Connect session: its streaming query cannot be looked into",
             hint="use a classic session (spark.api.mode=classic)",

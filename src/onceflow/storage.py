@@ -65,23 +65,29 @@ class LocalStore:
         path = self.root / name
         with translate_disk_full(path):
             make_dirs(path.parent)
-            # O_EXCL on the final name would leave an empty file if we were killed in between.
-            temporary = path.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
+            while (won := self._try_put(path, data)) is None:
+                pass
+            return won
+
+    @staticmethod
+    def _try_put(path: Path, data: bytes) -> bool | None:
+        """None: a successor swept our temporary file, so nothing happened yet."""
+        # O_EXCL on the final name would leave an empty file if we were killed in between.
+        temporary = path.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
+        try:
+            _write_durably(temporary, data)
+            reach("put.written")
             try:
-                with open(temporary, "xb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                reach("put.written")
-                try:
-                    os.link(temporary, path)
-                except FileExistsError:
-                    return False
-                reach("put.linked")
-                fsync_dir(path.parent)
-                return True
-            finally:
-                temporary.unlink(missing_ok=True)
+                os.link(temporary, path)
+            except FileExistsError:
+                return False
+            except FileNotFoundError:
+                return None
+            reach("put.linked")
+            fsync_dir(path.parent)
+            return True
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def read(self, name: str) -> bytes | None:
         try:
@@ -138,14 +144,18 @@ def replace_file(path: Path, data: bytes) -> None:
         make_dirs(path.parent)
         temporary = path.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
         try:
-            with open(temporary, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            _write_durably(temporary, data)
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
         fsync_dir(path.parent)
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
@@ -165,11 +175,15 @@ def translate_disk_full(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def seal(kind: str, subject: str, body: dict[str, Any]) -> bytes:
-    """Two lines: what this is, of which version, with the hash of the second; and the body."""
+    """Two lines: what this is, of which version, with a hash of all that; and the body."""
     payload = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
-    digest = hashlib.sha256(payload).hexdigest()
-    head = {"onceflow": kind, "version": VERSION, "of": subject, "sha256": digest}
-    return json.dumps(head, ensure_ascii=False).encode() + b"\n" + payload + b"\n"
+    return _head(kind, VERSION, subject, payload) + b"\n" + payload + b"\n"
+
+
+def _head(kind: str, version: int, subject: str, payload: bytes) -> bytes:
+    facts = {"onceflow": kind, "version": version, "of": subject}
+    digest = hashlib.sha256(json.dumps(facts).encode() + b"\n" + payload).hexdigest()
+    return json.dumps({**facts, "sha256": digest}, ensure_ascii=False).encode()
 
 
 def unseal(data: bytes, kind: str, subject: str | None, where: str) -> dict[str, Any]:
@@ -178,18 +192,18 @@ def unseal(data: bytes, kind: str, subject: str | None, where: str) -> dict[str,
     try:
         header = json.loads(head)
         found, version, of = header["onceflow"], header["version"], header["of"]
-        digest = header["sha256"]
     except (ValueError, KeyError, TypeError):
         raise Damaged(f"{where} is damaged: its first line is not readable", hint=_MEND) from None
-    if found != kind:
-        raise Damaged(f"{where} is a {found}, not a {kind}", hint=_MEND)
-    if version > VERSION:
+    if isinstance(version, int) and version > VERSION:
         raise Damaged(
             f"{where} was written by a newer onceflow (format {version}, this one knows {VERSION})",
             hint="use the newer onceflow",
         )
-    if not rest.endswith(b"\n") or hashlib.sha256(rest[:-1]).hexdigest() != digest:
+    whole = rest.endswith(b"\n") and type(version) is int and version >= 1
+    if not whole or head != _head(found, version, of, rest[:-1]):
         raise Damaged(f"{where} is damaged: its content does not match its checksum", hint=_MEND)
+    if found != kind:
+        raise Damaged(f"{where} is a {found}, not a {kind}", hint=_MEND)
     if subject is not None and of != subject:
         raise Damaged(
             f"{where} belongs to {of}, not to {subject}: it was copied or swapped", hint=_MEND
@@ -238,7 +252,10 @@ class NumberedLog:
     def catch_up(self, view: View) -> None:
         """Bring `view` to the head of the log (rule 1 of the module)."""
         while True:
-            newest = self._names().roll_up
+            names = self._names()
+            newest = names.roll_up
+            if view.position > newest and view.position not in names.entries:
+                view.restart(0, None)  # an older copy was put back under us
             if newest > view.position:
                 body = self._read(self.roll_up_name(newest))
                 if body is None:
@@ -269,7 +286,10 @@ class NumberedLog:
         return Put.COVERED if self.covered(number) else Put.WON
 
     def covered(self, number: int) -> bool:
-        return self._names().roll_up >= number
+        return self.newest_roll_up() >= number
+
+    def newest_roll_up(self) -> int:
+        return self._names().roll_up
 
     def roll_up(self, number: int, body: dict[str, Any]) -> None:
         """Cover all up to `number` by one document that says what they came to, then free them."""
@@ -283,7 +303,7 @@ class NumberedLog:
         newest = self._names().roll_up
         for name in self.store.list(self.folder):
             number, is_roll_up = _parse(name)
-            if 0 < number < newest or (number == newest and not is_roll_up):
+            if 0 < number < newest or (0 < number == newest and not is_roll_up):
                 self.store.delete(f"{self.folder}/{name}")
                 reach("rollup.pruned-one")
 

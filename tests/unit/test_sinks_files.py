@@ -181,6 +181,20 @@ def test_what_is_staged_elsewhere_is_copied_beside_the_target(
     ]
 
 
+def test_files_of_one_name_in_several_partitions_are_copied_apart(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    """A task that writes several partitions gives all of its files one name."""
+    target, folder = FilesTarget(small_disk), tmp_path / "staged" / "0f8fad5b-0-1-aaaa"
+    for country, ids in (("NL", [1, 2]), ("DE", [3])):
+        stage(folder / "rows" / f"{BY}0={country}", table(ids))
+    sink = fenced(target, by=["country"])
+    found = describe(folder / "rows", sink.by)
+    copied = sink.stage(Staged(found, folder, folder / "0", folder.name, SCHEMA, lambda: None))
+    assert sink.publish(publication(tmp_path, 0, files=copied)) is Outcome.PUBLISHED
+    assert target.rows() == [1, 2, 3]
+
+
 def test_what_older_terms_staged_beside_the_target_is_swept(target: FilesTarget) -> None:
     sink = fenced(target, term=3)
     for term in (1, 2, 3):

@@ -99,7 +99,7 @@ def age(seconds: float | None) -> str:
     for size, unit in _AGES:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds:.1f} s" if 0.05 <= seconds < 9.95 else f"{seconds:.0f} s"
 
 
 def is_terminal() -> bool:

@@ -64,9 +64,8 @@ class Plain:
             case "progress":
                 self._progress(event["queries"])
             case "stopping":
-                click.echo(
-                    "stopping at the end of the epoch (Ctrl-C again: at once; nothing is lost)"
-                )
+                when = "when the running epoch is finished (Ctrl-C again: at once; nothing is lost)"
+                click.echo(f"stopping {'at once' if event['at_once'] else when}")
             case "restarting":
                 failed(event["message"], event["hint"])
                 when = f"in {event['in_s']:.0f} s" if event["in_s"] else "now"

@@ -112,19 +112,21 @@ class Lease:
 
     def alive(self, holder: Holder) -> bool:
         """A holder on another machine cannot be looked at: it counts as alive."""
-        if holder.host != host_name():
-            return True
+        return holder.host != host_name() or not self._dead(holder.lock)
+
+    def _dead(self, lock: str) -> bool:
+        """Can the lock be had? Shared, so that two who look do not see each other."""
         try:
-            fd = os.open(self.folder / holder.lock, os.O_RDWR)
+            fd = os.open(self.folder / lock, os.O_RDWR)
         except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
             return True
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
         finally:
             os.close(fd)
-        return False
+        return True
 
     def release(self) -> None:
         if self._fd is not None:
@@ -153,16 +155,10 @@ class Lease:
 
     def _prune(self, term: int) -> None:
         for name in self._store.list():
-            if 0 < _term(name) < term:
+            if 0 < _term(name) < term or (
+                name.endswith(".lock") and name != self._lock and self._dead(name)
+            ):
                 self._store.delete(name)
-            elif name.endswith(".lock") and name != self._lock:
-                with contextlib.suppress(OSError):
-                    fd = os.open(self.folder / name, os.O_RDWR)
-                    try:
-                        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        os.unlink(self.folder / name)
-                    finally:
-                        os.close(fd)
         self._store.sweep()
 
 

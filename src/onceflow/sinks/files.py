@@ -99,6 +99,8 @@ class Files(Sink):
     # -------------------------------------------------------------- before an epoch
 
     def prepare(self, output: str, schema: str, mode: str) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise TargetForeign(f"{self.path} is not a folder", hint="name a new folder")
         self.refuse_mode(
             mode,
             "files cannot be updated: use Sqlite(path, table=…, key=…) for update and complete",
@@ -108,8 +110,6 @@ class Files(Sink):
             raise JobError(f"{self}: there is no column {', '.join(missing)} to partition by")
         log, folder = self._read()
         if folder.position == 0 and log.size() == 0:
-            if self.path.exists() and not self.path.is_dir():
-                raise TargetForeign(f"{self.path} is not a folder", hint="name a new folder")
             strange = sorted(os.listdir(self.path)) if self.path.exists() else []
             strange = [name for name in strange if name != "_commits"]
             if strange:
@@ -154,7 +154,7 @@ class Files(Sink):
 
     def _copy(self, file: Committable, tag: str) -> Committable:
         """Onto the target's own file system, so that publishing can rename it."""
-        folder = self.path / "_staged" / tag
+        folder = self.path / "_staged" / tag / file.partition  # Spark's names repeat in each
         make_dirs(folder)
         copy = folder / (os.path.basename(file.path) + ".staged")
         with translate_disk_full(copy):
@@ -171,8 +171,12 @@ class Files(Sink):
         log, known = self._read()
         log.prune()
         for name in log.store.list("_commits"):
+            # Of a roll-up that was never finished, and that nobody can finish any more: a newer
+            # one covers it. (A paused driver may yet write a roll-up that names a younger one.)
             if name.startswith("manifest-") and name not in known.manifests:
-                log.store.delete(f"_commits/{name}")  # of a roll-up that was never finished
+                last = int(name.removesuffix(".json").rsplit("-", 1)[1])
+                if last <= known.rolled_up:
+                    log.store.delete(f"_commits/{name}")
 
     # -------------------------------------------------------------- ledger and publish
 
@@ -270,9 +274,10 @@ class Files(Sink):
         """File lists go into manifests that never change, so a roll-up stays small."""
         if number - folder.rolled_up < self.roll_up_every:
             return
-        first = folder.rolled_up + 1
+        if log.newest_roll_up() > folder.rolled_up:
+            folder.restart(0, None)  # a paused driver finished its own in between
         log.catch_up(folder)
-        number = folder.position
+        first, number = folder.rolled_up + 1, folder.position
         files = []
         for n in range(first, number + 1):
             entry = log.entry(n)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
+import math
 import os
 import re
 import shutil
@@ -19,6 +22,7 @@ from onceflow.errors import (
     PublishFailed,
     PublishUnknown,
     SchemaMismatch,
+    TargetBehind,
     TargetError,
     TargetForeign,
 )
@@ -39,6 +43,7 @@ _NO_SPACE = 2**20  # bytes; an I/O error with less left than this is a full disk
 _LEDGER = "_onceflow_ledger"
 _TAGS = {"_lineage": "TEXT", "_epoch": "INTEGER"}
 _INTEGERS = ("boolean", "byte", "short", "integer", "long")
+_NO_FORM = re.compile(r"\b(time\(|variant|interval|void|geometry|geography)").search
 
 
 class Sqlite(Sink):
@@ -87,6 +92,7 @@ class Sqlite(Sink):
                 hint="name the key: Sqlite(path, table=…, key=[…])",
             )
         wanted = self._columns(schema, mode)
+        self._refuse_types(schema)
         missing = [name for name in self.key if name not in columns(schema)]
         if missing:
             raise JobError(f"{self}: there is no column {', '.join(missing)} to use as key")
@@ -96,12 +102,7 @@ class Sqlite(Sink):
         if not self.path.exists():
             return
         with self._reading() as db:
-            owner = self._owner(db)
-            if owner is not None and owner != output:
-                raise TargetForeign(
-                    f"table {self.table} in {self.path} belongs to output {owner}, not to {output}",
-                    hint="give every output a table of its own",
-                )
+            self._refuse_other_owner(db, output)
             have = self._have(db)
             if have:
                 refuse_difference(str(self), have, wanted)
@@ -119,11 +120,12 @@ class Sqlite(Sink):
         nulls = {}
         for name in self.key:
             column = pq.ParquetFile(file.path).read([name]).column(0)
-            if column.null_count:
-                nulls[name] = column.null_count
+            count = column.is_null(nan_is_null=True).to_pylist().count(True)
+            if count:
+                nulls[name] = count
         if nulls:
             raise BadRows(
-                f"{self}: null in key column "
+                f"{self}: null or NaN in key column "
                 + ", ".join(f"{name} ({count} rows)" for name, count in nulls.items()),
                 hint="filter these rows out, give them a key, or send them to another output",
             )
@@ -151,14 +153,12 @@ class Sqlite(Sink):
                     f"{self} has seen term {row[0]}, this driver has term {term}",
                     hint="another driver leads this job now",
                 )
-            owner = self._owner(db)
-            if owner not in (None, output):
-                raise TargetForeign(f"table {self.table} belongs to output {owner}")
+            self._refuse_other_owner(db, output)
             db.execute(
                 f"INSERT INTO {_LEDGER} (output, target, term, token) VALUES (?, ?, ?, ?) "
                 "ON CONFLICT (output) DO UPDATE SET target = excluded.target, "
                 "term = excluded.term, token = excluded.token",
-                (output, self.table, term, token),
+                (output, self.table.lower(), term, token),
             )
             return self._ledger(db, output)
 
@@ -168,6 +168,11 @@ class Sqlite(Sink):
             if judge(ledger, publication, str(self)) is Outcome.ALREADY_PUBLISHED:
                 return Outcome.ALREADY_PUBLISHED
             reach("sqlite.begun")
+            if ledger.position is not None and not self._have(db):
+                raise TargetBehind(
+                    f"{self}: the table is gone, with the epochs up to {ledger.position.epoch}",
+                    hint="bring back the table as it was, or write to a new one",
+                )
             rows = self._write(db, publication)
             if rows != publication.rows:
                 raise PublishFailed(
@@ -175,10 +180,15 @@ class Sqlite(Sink):
                     f"decided were {publication.rows}",
                     hint="the staged files were changed; put them back from a backup",
                 )
-            db.execute(
+            updated = db.execute(
                 f"UPDATE {_LEDGER} SET lineage = ?, epoch = ?, decision = ? WHERE output = ?",
                 (publication.lineage, publication.epoch, publication.decision, publication.output),
             )
+            if updated.rowcount != 1:
+                raise TargetBehind(
+                    f"{self}: the ledger of {publication.output} is gone",
+                    hint="bring back the database as it was, or write to a new one",
+                )
             reach("sqlite.written")
         reach("sqlite.committed")
         return Outcome.PUBLISHED
@@ -211,6 +221,15 @@ class Sqlite(Sink):
 
     # -------------------------------------------------------------- the table
 
+    def _refuse_types(self, schema: str) -> None:
+        """A decided epoch must be publishable: what has no form here is refused before."""
+        wrong = [f"{name} ({kind})" for name, kind in columns(schema).items() if _NO_FORM(kind)]
+        if wrong:
+            raise JobError(
+                f"{self} cannot store column {', '.join(wrong)}",
+                hint="cast it, for instance to string",
+            )
+
     def _columns(self, schema: str, mode: str) -> dict[str, str]:
         kinds = {name: _kind(kind) for name, kind in columns(schema).items()}
         return {**kinds, **_TAGS} if mode == "append" and not self.key else kinds
@@ -226,25 +245,37 @@ class Sqlite(Sink):
         return {row[1]: _affinity(row[2]) for row in rows}
 
     def _refuse_other_key(self, db: sqlite3.Connection) -> None:
+        """ON CONFLICT (key) needs a unique index over all rows, of just these columns."""
+        indexes = db.execute(f"PRAGMA index_list({self.table})").fetchall()
         unique = [
-            {row[2] for row in db.execute(f"PRAGMA index_info({_quote(index[1])})")}
-            for index in db.execute(f"PRAGMA index_list({self.table})")
-            if index[2]
+            {(row[2], row[4]) for row in self._pragma(db, "index_xinfo", index[1]) if row[5]}
+            for index in indexes
+            if index[2] and not index[4]  # not a partial one
         ]
-        table = db.execute(f"PRAGMA table_info({self.table})").fetchall()
-        unique.append({row[1] for row in table if row[5]})
-        if self.key and set(self.key) not in unique:
+        primary = [row for row in self._pragma(db, "table_info", self.table) if row[5]]
+        if len(primary) == 1 and primary[0][2].upper() == "INTEGER":
+            unique.append({(primary[0][1], "BINARY")})  # the row id: it has no index
+        if self.key and {(name, "BINARY") for name in self.key} not in unique:
             raise SchemaMismatch(
                 f"{self}: the table has no unique index on ({', '.join(self.key)})",
                 hint=f"CREATE UNIQUE INDEX {self.table}_key ON {self.table} "
                 f"({', '.join(map(_quote, self.key))})",
             )
 
-    def _owner(self, db: sqlite3.Connection) -> str | None:
+    @staticmethod
+    def _pragma(db: sqlite3.Connection, name: str, of: str) -> list[Any]:
+        return db.execute(f"PRAGMA {name}({_quote(of)})").fetchall()
+
+    def _refuse_other_owner(self, db: sqlite3.Connection, output: str) -> None:
         if not self._has_ledger(db):
-            return None
-        row = db.execute(f"SELECT output FROM {_LEDGER} WHERE target = ?", (self.table,)).fetchone()
-        return None if row is None else str(row[0])
+            return
+        table = (self.table.lower(),)
+        row = db.execute(f"SELECT output FROM {_LEDGER} WHERE target = ?", table).fetchone()
+        if row is not None and row[0] != output:
+            raise TargetForeign(
+                f"table {self.table} in {self.path} belongs to output {row[0]}, not to {output}",
+                hint="give every output a table of its own",
+            )
 
     def _ledger(self, db: sqlite3.Connection, output: str) -> Ledger:
         if not self._has_ledger(db):
@@ -371,8 +402,10 @@ def _values(column: Any, kind: str) -> list[Any]:
 
     if kind.startswith("timestamp"):
         column = column.cast(pa.timestamp("us")).cast(pa.string())
-    elif kind == "date" or kind.startswith("decimal"):
+    elif kind == "date":
         column = column.cast(pa.string())
+    elif kind.startswith("decimal"):
+        return [None if value is None else f"{value:f}" for value in column.to_pylist()]
     elif kind.startswith(("struct", "array", "map")):
         return [_json(value) for value in column.to_pylist()]
     values: list[Any] = column.to_pylist()
@@ -380,13 +413,23 @@ def _values(column: Any, kind: str) -> list[Any]:
 
 
 def _json(value: Any) -> str | None:
-    import base64
-    import json
+    def plain(part: Any) -> Any:
+        """JSON has no NaN and no infinity; the rest becomes text as in a column of its own."""
+        match part:
+            case dict():
+                return {name: plain(inner) for name, inner in part.items()}
+            case list() | tuple():
+                return [plain(inner) for inner in part]
+            case float():
+                return part if math.isfinite(part) else None if math.isnan(part) else str(part)
+            case bytes():
+                return base64.b64encode(part).decode()
+            case None | bool() | int() | str():
+                return part
+            case _:
+                return str(part)
 
-    def other(part: Any) -> Any:
-        return base64.b64encode(part).decode() if isinstance(part, bytes) else str(part)
-
-    return None if value is None else json.dumps(value, default=other, ensure_ascii=False)
+    return None if value is None else json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
 
 
 def _quote(name: str) -> str:

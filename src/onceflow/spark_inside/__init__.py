@@ -20,7 +20,7 @@ from onceflow.spark_inside.checkpoint import (
     offset_after,
     parse_offsets,
 )
-from onceflow.spark_inside.query import Plan, RunningQuery
+from onceflow.spark_inside.query import Plan, RunningQuery, is_classic, keep_quiet
 from onceflow.spark_inside.source_log import COMPACT_INTERVAL, SourceEntries
 
 SUPPORTED = ((4, 2), (4, 3))
@@ -34,6 +34,8 @@ __all__ = [
     "SourceEntries",
     "advance_watermark",
     "check_version",
+    "is_classic",
+    "keep_quiet",
     "offset_after",
     "parse_offsets",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,14 @@ from onceflow.storage import replace_file
 def parse_offsets(text: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Metadata and source -> offset of an `offsets/<N>` file (format 2: by source name)."""
     lines = text.split("\n")
-    if lines[0] != "v2":
+    if re.fullmatch(r"v\d+", lines[0]) and lines[0] != "v2":
         raise CheckpointRefused(
             f"{where} has offset log format {lines[0]}: sources are not named in it",
             hint="it was made with weaker settings; start the job under a new home",
         )
     try:
+        if lines[0] != "v2":
+            raise ValueError(lines[0])
         metadata = json.loads(lines[1])
         offsets = {}
         for line in filter(None, lines[2:]):
@@ -144,18 +147,17 @@ class Checkpoint:
         compact_interval: int,
     ) -> None:
         """Make the file sources' logs say what the decisions say, and nothing beyond."""
-        for name in sorted(n for n in names_in(self.root / "sources")):
+        ours = {name for name, offset in end.items() if is_file_offset(offset)}
+        for name in sorted({*names_in(self.root / "sources"), *ours} - (set(end) - ours)):
             log = SourceLog(self.root / "sources" / name)
-            offset = end.get(name)
-            if offset is None or is_file_offset(offset):
-                if offset is None and not log.is_file_log():
-                    continue
+            if name in ours or log.is_file_log():
                 wanted = {
                     int(n): lines
                     for decided in entries
                     for n, lines in decided.get(name, {}).items()
                 }
-                log.restore(wanted, offset["logOffset"] if offset else -1, compact_interval)
+                last = end[name]["logOffset"] if name in ours else -1
+                log.restore(wanted, last, compact_interval)
 
     # .............................................................. state
 

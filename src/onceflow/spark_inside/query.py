@@ -10,6 +10,14 @@ from typing import Any
 from onceflow.errors import JobError, PlanChanged
 from onceflow.spark_inside.source_log import SourceEntries, is_file_offset
 
+_REPORTED_BY_US = (
+    "sql.execution.streaming",
+    "scheduler.TaskSetManager",
+    "executor",
+    "util.Utils",
+    "sql.execution.datasources",
+    "api.python",
+)
 _STATE_WRITER = "org.apache.spark.sql.execution.streaming.operators.stateful.StateStoreWriter"
 
 
@@ -130,3 +138,16 @@ class RunningQuery:
 def _iterate(iterator: Any) -> Iterator[Any]:
     while iterator.hasNext():
         yield iterator.next()
+
+
+def is_classic(spark: Any) -> bool:
+    """Not Spark Connect: the driver's JVM can be reached."""
+    return hasattr(spark, "_jsparkSession")
+
+
+def keep_quiet(spark: Any) -> None:
+    """setLogLevel raises every logger; those that onceflow reports itself go back to silence."""
+    spark.sparkContext.setLogLevel("ERROR")
+    log4j = spark._jvm.org.apache.logging.log4j
+    for name in _REPORTED_BY_US:
+        log4j.core.config.Configurator.setLevel(f"org.apache.spark.{name}", log4j.Level.OFF)

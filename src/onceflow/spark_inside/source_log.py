@@ -43,35 +43,45 @@ class SourceLog:
         return [self.folder / name for name in names if (self.folder / name).exists()]
 
     def restore(self, wanted: dict[int, list[str]], last: int, interval: int) -> None:
+        """Entries 0 to `last` are whole and say what is wanted; there are none above."""
         for name in names_in(self.folder):
             if number_of(name) > last:
                 remove(self.folder / name)
-        compacted = max(
-            (number_of(n) for n in names_in(self.folder) if n.endswith(".compact")), default=-1
-        )
+        compacts = [n for n in names_in(self.folder) if n.endswith(".compact")]
+        compacted = max(map(number_of, compacts), default=-1)
         if compacted >= 0:
-            self._correct(
-                f"{compacted}.compact", {n: w for n, w in wanted.items() if n <= compacted}
-            )
-        for number in sorted(n for n in wanted if compacted < n <= last):
+            self._correct(f"{compacted}.compact", range(compacted + 1), wanted)
+        for number in range(compacted + 1, last + 1):
             if (number + 1) % interval == 0:
                 self._write_compact(number, wanted, compacted)
                 compacted = number
             else:
-                self._correct(str(number), {number: wanted[number]})
+                self._correct(str(number), range(number, number + 1), wanted)
 
-    def _correct(self, name: str, wanted: dict[int, list[str]]) -> None:
+    def _correct(self, name: str, numbers: range, wanted: dict[int, list[str]]) -> None:
         found = self._lines(name) if (self.folder / name).exists() else None
         lines = found or []
-        for number, want in wanted.items():
-            if sorted(line for line in lines if _batch(line) == number) != sorted(want):
-                lines = [line for line in lines if _batch(line) != number] + want
+        for number in numbers:
+            have = [line for line in lines if _batch(line) == number]
+            if number in wanted and sorted(have) != sorted(wanted[number]):
+                lines = [line for line in lines if _batch(line) != number] + wanted[number]
+            elif number not in wanted and not have:
+                raise self._lost(number, name)
         if found is None or lines != found:
             self._write(name, lines)
+
+    def _lost(self, number: int, name: str) -> CheckpointRefused:
+        """Its files would be taken for new ones and read again."""
+        return CheckpointRefused(
+            f"{self.folder / name} lacks the files of entry {number}",
+            hint="put the checkpoint back from a backup of the home",
+        )
 
     def _write_compact(self, number: int, wanted: dict[int, list[str]], compacted: int) -> None:
         lines = self._lines(f"{compacted}.compact") if compacted >= 0 else []
         for n in range(compacted + 1, number + 1):
+            if n not in wanted and not self.holders(n):
+                raise self._lost(n, str(n))
             lines += wanted[n] if n in wanted else self.entry(n)
         self._write(f"{number}.compact", lines)
         remove(self.folder / str(number))
@@ -81,8 +91,8 @@ class SourceLog:
         replace_file(self.folder / name, "\n".join(["v1", *lines]).encode())
 
     def _lines(self, name: str) -> list[str]:
-        lines = list(filter(None, (self.folder / name).read_text().split("\n")[1:]))
         try:
+            lines = list(filter(None, (self.folder / name).read_text().split("\n")[1:]))
             for line in lines:
                 _batch(line)
         except (ValueError, KeyError, TypeError):
