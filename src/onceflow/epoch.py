@@ -46,7 +46,7 @@ from onceflow.explain import explain
 from onceflow.home import Query, now
 from onceflow.identity import refuse_foreign_ledger, refuse_other_checkpoint
 from onceflow.runtime.lease import Lease, host_name
-from onceflow.sinks.base import Sink
+from onceflow.sinks.base import Sink, columns, refuse_difference
 from onceflow.sinks.committables import harden, verify
 from onceflow.sinks.ledger import Committable, Ledger, Position, Publication
 from onceflow.spark_inside import (
@@ -108,6 +108,7 @@ class Epochs:
         seen = {name: sink.published(self._id(name)) for name, sink in self._outputs}
         self.log.read()
         self._refuse_foreign(seen)
+        self._refuse_other_columns()
         self.term = self.lease.next_term(max([self.log.term, *(s.term for s in seen.values())]))
         reach("open.led")
 
@@ -149,6 +150,13 @@ class Epochs:
         for name, sink in self._outputs:
             what = f"{sink}, output {self._id(name)}"
             refuse_foreign_ledger(self.query, self.log.last, ledgers[name], what)
+
+    def _refuse_other_columns(self) -> None:
+        """Also against what is decided and not yet in the target."""
+        for name, sink in self._outputs:
+            decided = self.log.last and self.log.last.outputs.get(name)
+            if decided:
+                refuse_difference(str(sink), columns(decided.schema), columns(self.schema))
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -193,7 +201,9 @@ class Epochs:
             last.end if last else {},
             int(self.declared.df.sparkSession.conf.get(COMPACT_INTERVAL, "10")),
         )
-        if last is not None:
+        if last is None:
+            self.checkpoint.drop_state()
+        else:
             self.checkpoint.state_files(last.epoch, last.state)  # refuses if one is missing
             for decision in decisions[-2:]:
                 self.checkpoint.set_offsets(decision.epoch, decision.offsets)

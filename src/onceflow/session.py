@@ -137,11 +137,11 @@ def check_session(spark: Any) -> None:
         )
     spark_inside.check_version(spark.version)
     wrong = [
-        f"{name} is {spark.conf.get(name, None)!r}, must be {value!r}: {why}"
+        f"{name} is {spark.conf.get(name)!r}, must be {value!r}: {why}"
         for name, (value, why) in REQUIRED.items()
-        if (spark.conf.get(name, None) or "").lower() != value.lower()
+        if (spark.conf.get(name) or "").lower() != value.lower()
     ]
-    retained = spark.conf.get(_RETAIN, str(_LEAST_RETAINED))
+    retained = spark.conf.get(_RETAIN)
     if int(retained) < _LEAST_RETAINED:
         wrong.append(f"{_RETAIN} is {retained}, must be at least {_LEAST_RETAINED}: recovery")
     if wrong:
@@ -164,7 +164,7 @@ def check_java() -> str:
         raise SetupError("Java is missing", hint=hint)
     try:
         said = subprocess.run(
-            [java, "-version"], check=False, capture_output=True, text=True, timeout=30
+            [java, "-version"], check=False, capture_output=True, errors="replace", timeout=30
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SetupError(f"{java} does not run: {error}", hint=hint) from error

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.errors import BadRows, JobError
-from onceflow.sinks.base import Sink, Staged, columns
+from onceflow.sinks.base import Sink, Staged, columns, leaf_types, quoted
 from onceflow.sinks.committables import BY as _BY
-from onceflow.sinks.committables import COMMITTER, describe
+from onceflow.sinks.committables import COMMITTER, NO_GLOB, describe
 from onceflow.sinks.ledger import Committable
 
 _ROUTE = "_onceflow_route"
 _NOWHERE = -1
+_NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 _WIDTHS = {
     "boolean": 1,
     "byte": 1,
@@ -78,7 +79,8 @@ class Stager:
         rows = batch
         route = F.lit(0)
         if self._routed:
-            value = F.col(f"`{self._route_by}`")
+            assert self._route_by is not None
+            value = F.col(quoted(self._route_by))
             route = F.lit(_NOWHERE)
             for number, name in enumerate(self._outputs):
                 route = F.when(value == F.lit(name), F.lit(number)).otherwise(route)
@@ -87,7 +89,10 @@ class Stager:
             folder = F.lit(None).cast("string")
             for number, sink in enumerate(self._outputs.values()):
                 if i < len(sink.by):
-                    text = F.col(f"`{sink.by[i]}`").cast("string")
+                    text = F.col(quoted(sink.by[i])).cast("string")
+                    # These share a folder with null; as values of their own they would share a
+                    # file with it, too. The files keep the column, so nothing is lost.
+                    text = F.when(~text.isin("", _NULL_FOLDER), text)
                     mine = F.col(_ROUTE) == F.lit(number) if self._routed else F.lit(True)
                     folder = F.when(mine, text).otherwise(folder)
             rows = rows.withColumn(f"{_BY}{i}", folder)
@@ -122,8 +127,9 @@ class Stager:
             schema = StructType.fromJson(json.loads(self._schema))
             for i in range(len(sink.by)):
                 schema = schema.add(f"{_BY}{i}", StringType())
-            rows = spark.read.schema(schema).option("basePath", str(root)).parquet(str(root))
-            return rows.select(*(f"`{f.name}`" for f in schema.fields))
+            reader = spark.read.schema(schema).options(**NO_GLOB).option("basePath", str(root))
+            rows = reader.parquet(str(root))
+            return rows.select(*(quoted(f.name) for f in schema.fields))
 
         return read
 
@@ -146,7 +152,12 @@ def refuse_columns(schema: str, outputs: Mapping[str, Sink], by: str | None) -> 
     ours = [name for name in names if name.lower().startswith("_onceflow_")]
     if ours:
         raise JobError(f"column {', '.join(ours)} has a name that onceflow uses", hint="rename it")
-    untyped = [f"{n} ({t})" for n, t in columns(schema).items() if "void" in t or "interval" in t]
+    kinds = columns(schema)
+    untyped = [
+        f"{name} ({kinds[name]})"
+        for name, leaves in leaf_types(schema).items()
+        if any(leaf == "void" or "interval" in leaf for leaf in leaves)
+    ]
     if untyped or not names:
         raise JobError(
             f"column {', '.join(untyped) or '(none)'} cannot be written to a file",

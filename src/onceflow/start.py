@@ -206,8 +206,9 @@ def _start(
     take_over: bool,
 ) -> Handle:
     before = _running.get(folder.folder)
-    if before is not None and not any(s.active for s in before.started.values()):
-        before._ended.wait(10)  # its watcher gives the lease back
+    for handle in list(_running.values()):  # also one whose home was moved since
+        if not any(s.active for s in handle.started.values()):
+            handle._ended.wait(10)  # its watcher gives the lease back
     lease = Lease(folder.folder / "lease", folder.name)
     lease.acquire(take_over=take_over)
     if before is not None and take_over:

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 
 import onceflow
 from onceflow import Flow, Handle, sources
-from onceflow.errors import JobError, TargetForeign
+from onceflow.errors import Damaged, JobError, TargetForeign
 from onceflow.home import JobFolder
 from onceflow.sinks import Files
 from onceflow.testing import faults
@@ -148,18 +148,44 @@ ODD = ["", None, "/", "a/b", "=", "a=b", " ", "a b", "..", "%2F", "100%", "grÃ¶Ã
        "01"]  # fmt: skip
 
 
-def test_values_that_make_folders_come_back_as_they_were(world: World, spark: SparkSession) -> None:
+@pytest.mark.parametrize("format", ["parquet", "json"])
+def test_values_that_make_folders_come_back_as_they_were(
+    format: str, world: World, spark: SparkSession
+) -> None:
     world.add(list(enumerate(ODD)))
 
     def twice(rows: DataFrame) -> DataFrame:
         return rows.withColumn("even", F.col("id") % 2 == 0)
 
-    world.live(Files(world.out, by=["land", "even"]), twice)
+    world.live(Files(world.out, format=format, by=["land", "even"]), twice)
     expected = [(i, value, i % 2 == 0) for i, value in enumerate(ODD)]
     assert rows_of(Files.read(spark, world.out)) == sorted(expected, key=str)
-    assert [i for i, _ in duck(world.out, "hive_partitioning = false")] == sorted(
-        range(len(ODD)), key=str
-    )
+    folders = {p.relative_to(world.out).parts[:2] for p in data_files(world.out)}
+    assert ("land=a%2Fb", "even=false") in folders
+    assert ("land=01", "even=true") in folders
+
+
+def test_outputs_of_one_query_have_folders_of_their_own(world: World, spark: SparkSession) -> None:
+    @onceflow.job("files", every="0ms")
+    def job(flow: Flow) -> None:
+        rows = flow.read("rows", sources.Files(world.root / "in", schema=SCHEMA))
+        to = {
+            "flat": Files(world.root / "flat"),
+            "one": Files(world.root / "one", by="land"),
+            "two": Files(world.root / "two", by=["route", "land"], format="json"),
+        }
+        route = F.element_at(F.array(*map(F.lit, to)), (F.col("id") % 3 + 1).cast("int"))
+        flow.write("out", rows.withColumn("route", route), to=to, by="route")
+
+    rows = [(i, (None, "", "x", "y")[i % 4]) for i in range(24)]
+    world.add(rows)
+    onceflow.start(job, home=world.root / "home", once=True).wait()
+    for number, name in enumerate(("flat", "one", "two")):
+        found = Files.read(spark, world.root / name)
+        expected = [(i, land, name) for i, land in rows if i % 3 == number]
+        assert rows_of(found) == sorted(expected, key=str)
+    assert (world.root / "two" / "route=two" / "land=x").is_dir()
+    assert (world.root / "one" / "land=x").is_dir()
 
 
 def test_the_folder_may_have_any_name(world: World, spark: SparkSession) -> None:
@@ -272,7 +298,7 @@ def test_files_never_change(world: World, spark: SparkSession) -> None:
         roll_up_every = 2
 
     seen: dict[Path, tuple[int, int, bytes]] = {}
-    for number in range(5):
+    for number in range(3):
         world.add([(number, "x"), (number, "y")])
         world.live(Rolling(world.out, by="land"))
         now = data_files(world.out)
@@ -281,14 +307,30 @@ def test_files_never_change(world: World, spark: SparkSession) -> None:
         seen = now
     assert list(world.out.glob("_commits/rollup-*"))
     assert Counter(rows_of(Files.read(spark, world.out))) == Counter(
-        (i, land) for i in range(5) for land in "xy"
+        (i, land) for i in range(3) for land in "xy"
     )
 
 
-@pytest.mark.parametrize("by", [(), ("land",)], ids=["flat", "by"])
 @pytest.mark.parametrize("format", ["parquet", "json"])
+def test_a_published_file_that_was_cut_short_is_not_read(
+    format: str, world: World, spark: SparkSession
+) -> None:
+    world.add([(i, "x") for i in range(10)])
+    world.live(Files(world.out, format=format))
+    ((path, (_, _, whole)),) = data_files(world.out).items()
+    path.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))  # whole lines, but not all
+    with pytest.raises(Damaged, match=path.name):
+        Files.read(spark, world.out).collect()
+    path.unlink()
+    with pytest.raises(Damaged, match=path.name):
+        Files.read(spark, world.out).collect()
+
+
+@pytest.mark.parametrize(
+    ("format", "by"), [("parquet", ("land",)), ("json", ())], ids=["parquet-by", "json"]
+)
 def test_the_folder_may_be_on_another_file_system(
-    by: tuple[str, ...], format: str, world: World, spark: SparkSession, other_disk: Path
+    format: str, by: tuple[str, ...], world: World, spark: SparkSession, other_disk: Path
 ) -> None:
     assert os.stat(other_disk).st_dev != os.stat(world.root).st_dev
     out = Files(other_disk / "out", format=format, by=by)
@@ -302,7 +344,7 @@ def test_the_folder_may_be_on_another_file_system(
     assert rows_of(Files.read(spark, out.path)) == sorted(rows[:4], key=str)
     world.live(Files(out.path, format=format, by=by))
     assert rows_of(Files.read(spark, out.path)) == sorted(rows, key=str)
-    assert not [p for p in (out.path / "_staged").rglob("*") if p.is_file()]
+    assert not list((out.path / "_staged").iterdir())
 
 
 # ---------------------------------------------------------------- whose folder it is

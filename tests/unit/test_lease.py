@@ -378,6 +378,27 @@ def test_a_new_lock_that_was_pruned_before_it_was_locked_is_made_again(
         slow.next_term(0)
 
 
+def test_a_lock_that_is_locked_while_another_driver_prunes_is_not_pulled_away(
+    tmp_path: Path, leases: Callable[[], Lease]
+) -> None:
+    """Its file was there and not locked yet when the pruning driver looked at it."""
+
+    class Slow(LocalStore):
+        def delete(self, name: str) -> None:
+            if name == new._lock:
+                new._fd = new._try_lock()
+            super().delete(name)
+
+    fast, new = leases(), leases()
+    fast.acquire()
+    fast._store = Slow(tmp_path)
+    (tmp_path / new._lock).touch()
+    fast.next_term(0)
+    while new._fd is None:
+        new._fd = new._try_lock()
+    assert (tmp_path / new._lock).exists(), "it holds a lock that nobody can see"
+
+
 def test_since_is_a_time_in_utc(leases: Callable[[], Lease]) -> None:
     lease = leases()
     taken(lease)

@@ -266,6 +266,12 @@ def test_a_map_is_a_list_of_pairs(target: SqliteTarget) -> None:
     assert [json.loads(v) for v in stored(target, MAP, values)] == [[["a", 1], ["b", None]]]
 
 
+def test_a_nested_decimal_is_written_out_too(target: SqliteTarget) -> None:
+    kind = {"type": "array", "elementType": "decimal(38,10)", "containsNull": True}
+    values = pa.array([[Decimal("0.0000000001")]], pa.list_(pa.decimal128(38, 10)))
+    assert stored(target, kind, values) == ['["0.0000000001"]']
+
+
 def test_a_nan_inside_a_nested_value_is_still_json(target: SqliteTarget) -> None:
     kind = {"type": "array", "elementType": "double", "containsNull": True}
     stored(target, kind, pa.array([[1.0, float("nan"), INF]]))
@@ -295,6 +301,13 @@ def test_a_type_is_refused_before_anything_is_decided_or_it_is_stored(
     except JobError:
         return
     assert all(isinstance(value, str | bytes | int) for value in stored(target, kind, values))
+
+
+@pytest.mark.parametrize("name", ["interval", "variant", "void", "geometry", "time"])
+def test_a_field_may_be_called_like_a_type(target: SqliteTarget, name: str) -> None:
+    inner = {"name": name, "type": "long", "nullable": True, "metadata": {}}
+    kind = {"type": "struct", "fields": [inner]}
+    assert stored(target, kind, pa.array([{name: 1}])) == [f'{{"{name}": 1}}']
 
 
 def test_any_name_of_a_column_is_quoted(target: SqliteTarget) -> None:

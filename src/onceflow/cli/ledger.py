@@ -67,19 +67,24 @@ def _compare(decided: int | None, published: int | None) -> str:
 def _text(rows: list[dict[str, Any]]) -> str:
     if not rows:
         return "no query has started"
-    head = ["output", "guarantee", "decided", "published", "term", "what it means"]
+    head = ["output", "guarantee", "decided", "published", "term", "target"]
     body = [
         [
-            row["output"] if row["output"] == row["query"] else f"{row['query']}.{row['output']}",
+            _name(row),
             row["guarantee"] or "-",
-            *(_epoch(row[which]) for which in ("decided", "published")),
+            _epoch(row["decided"]),
+            _epoch(row["published"]),
             "-" if row["term"] is None else str(row["term"]),
-            row["says"],
+            row["target"],
         ]
         for row in rows
     ]
-    targets = [[row[0], f"-> {target['target']}"] for row, target in zip(body, rows, strict=True)]
-    return table(head, body) + "\n\n" + table(["output", "target"], targets)
+    return "\n".join([table(head, body), *(f"{_name(row)}: {row['says']}" for row in rows)])
+
+
+def _name(row: dict[str, Any]) -> str:
+    output, query = str(row["output"]), row["query"]
+    return output if output == query else f"{query}.{output}"
 
 
 def _epoch(number: int | None) -> str:

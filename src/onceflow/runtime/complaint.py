@@ -7,7 +7,7 @@ import errno
 import os
 import re
 import signal
-import subprocess
+import time
 import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,14 +44,14 @@ def complaint(
     error: BaseException,
     file: Path,
     *,
-    jvm: subprocess.Popen[bytes] | None = None,
+    jvm: int | None = None,
     log: Path | None = None,
 ) -> Complaint:
     """What to say about `error` of the job in `file`, whose JVM writes to `log`."""
-    if jvm is not None and _ended(jvm, error):
-        hint = f"if it happens again: look into {log}, and into dmesg for a lack of memory"
-        message = f"Spark's JVM (process {jvm.pid}) {death(jvm.returncode)}"
-        return Complaint("JvmDied", message, hint, RETRY, True)
+    ended = None if jvm is None else _how_it_ended(jvm, error)
+    if ended is not None:
+        hint = f"if it happens again: see {log}, and dmesg for a lack of memory"
+        return Complaint("JvmDied", f"Spark's JVM (process {jvm}) {ended}", hint, RETRY, True)
     if isinstance(error, OnceflowError):
         message = error.message
         if isinstance(error, JobError) and _passed(error, file) and str(file) not in message:
@@ -105,15 +105,20 @@ def death(code: int) -> str:
     return f"ended with exit code {code}"
 
 
-def _ended(jvm: subprocess.Popen[bytes], error: BaseException) -> bool:
-    """Did the JVM die? Its sockets close a moment before the kernel says so."""
+def _how_it_ended(jvm: int, error: BaseException) -> str | None:
+    """Did our JVM die? Its sockets close a moment before the kernel says so."""
     lost = "JVM is gone" in str(error) or type(error).__name__.startswith("Py4J")
-    lost = lost or isinstance(error, ConnectionError)
-    try:
-        jvm.wait(1.0 if lost else 0)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
+    deadline = time.monotonic() + (1.0 if lost or isinstance(error, ConnectionError) else 0.0)
+    while True:
+        try:
+            found = os.waitid(os.P_PID, jvm, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # somebody else has waited for it
+            return "is gone"
+        if found is not None:
+            return death(found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.02)
 
 
 def _passed(error: BaseException, file: Path) -> bool:

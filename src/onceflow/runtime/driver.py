@@ -29,7 +29,7 @@ from onceflow.home import JobFolder
 from onceflow.job import Job, load, milliseconds
 from onceflow.runtime.complaint import Complaint, complaint
 from onceflow.runtime.lease import Lease
-from onceflow.runtime.progress import ProgressMeter, as_json
+from onceflow.runtime.progress import REPORTS_KEPT, ProgressMeter, as_json
 from onceflow.session import get_session
 from onceflow.start import Handle, start
 from onceflow.testing import faults
@@ -88,7 +88,7 @@ class _Life:
     """What is known so far, for telling what went wrong."""
 
     def __init__(self) -> None:
-        self.jvm: Any = None
+        self.jvm: int | None = None
         self.log: Path | None = None
         self.meter: ProgressMeter | None = None
 
@@ -120,7 +120,8 @@ def _run(options: argparse.Namespace, tell: Tell, stop: Stop, life: _Life) -> No
     find_by_workers(file)
     life.log = (home / job.name if job is not None else home) / "spark.log"
     spark = get_session(options.master, log=life.log)
-    life.jvm = getattr(spark.sparkContext._gateway, "proc", None)
+    life.jvm = find_jvm()
+    spark.conf.set(*REPORTS_KEPT)
     job = job or load(options.job)
     send_to_workers(file)
     tell("session", job=job.name, spark=spark.version, master=spark.sparkContext.master,
@@ -258,6 +259,16 @@ def _keep_libraries_quiet() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     # py4j also logs to the root logger
     logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
+
+
+def find_jvm() -> int | None:
+    """The child of this process that is a JVM; None where there is no /proc to look into."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            name, _, rest = path.read_text().partition("(")[2].rpartition(")")
+            if name == "java" and int(rest.split()[1]) == os.getpid():
+                return int(path.parent.name)
+    return None
 
 
 def die_with_parent() -> None:

@@ -114,7 +114,7 @@ class Lease:
         """A holder on another machine cannot be looked at: it counts as alive."""
         return holder.host != host_name() or not self._dead(holder.lock)
 
-    def _dead(self, lock: str) -> bool:
+    def _dead(self, lock: str, *, remove: bool = False) -> bool:
         """Can the lock be had? Shared, so that two who look do not see each other."""
         try:
             fd = os.open(self.folder / lock, os.O_RDWR)
@@ -122,6 +122,8 @@ class Lease:
             return True
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if remove:  # while we hold it: nobody can lock a file that is about to go
+                (self.folder / lock).unlink(missing_ok=True)
         except BlockingIOError:
             return False
         finally:
@@ -155,10 +157,10 @@ class Lease:
 
     def _prune(self, term: int) -> None:
         for name in self._store.list():
-            if 0 < _term(name) < term or (
-                name.endswith(".lock") and name != self._lock and self._dead(name)
-            ):
+            if 0 < _term(name) < term:
                 self._store.delete(name)
+            elif name.endswith(".lock") and name != self._lock:
+                self._dead(name, remove=True)
         self._store.sweep()
 
 

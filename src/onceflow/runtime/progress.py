@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,14 @@ from typing import TYPE_CHECKING, Any
 from onceflow.epoch_log import Decision
 
 if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
     from onceflow.start import Handle, Started
 
 _WINDOW = 10.0  # seconds over which rates are taken, at least
+# Reports that Spark keeps for a query. All are read when one is new, so few is cheap; the meter
+# must look before so many epochs have passed.
+REPORTS_KEPT = ("spark.sql.streaming.numRecentProgressUpdates", "25")
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class _Meter:
         self._seen = -1 if opened_at is None else opened_at
         self._epochs = self._rows_in = self._rows_out = 0
         self._newest = ("", -1)  # Spark's progress reports up to here are counted
-        self._executed: dict[str, Any] = {}  # the newest report of an epoch that ran
+        self._executed: Any = {}  # the newest report of an epoch that ran
         self._samples = deque([(clock(), 0, 0)])
         self._looked_at = self._seen
         self._waited = 0.0
@@ -75,7 +80,7 @@ class _Meter:
 
     def look(self) -> QueryProgress:
         self.count()
-        for report in reversed(list(_reports(self._started.query, self._newest))):
+        for report in _reports(self._started.query, self._newest):
             self._newest = (report["timestamp"], report["batchId"])
             self._rows_in += report["numInputRows"]
             if "addBatch" in report["durationMs"]:
@@ -138,14 +143,12 @@ class _Meter:
         return _seconds(self._executed["timestamp"]) if self._executed else 0.0
 
 
-def _reports(query: Any, newest: tuple[str, int]) -> Iterator[dict[str, Any]]:
-    """Spark's progress reports that are newer, the newest first. `recentProgress` reads all."""
-    reports = query._jsq.recentProgress()
-    for i in range(len(reports) - 1, -1, -1):
-        report: dict[str, Any] = json.loads(reports[i].json())
-        if (report["timestamp"], report["batchId"]) <= newest:
-            return
-        yield report
+def _reports(query: StreamingQuery, newest: tuple[str, int]) -> list[Any]:
+    """Spark's progress reports that are newer, oldest first."""
+    last = query.lastProgress
+    if last is None or (last["timestamp"], last["batchId"]) <= newest:
+        return []
+    return [r for r in query.recentProgress if (r["timestamp"], r["batchId"]) > newest]
 
 
 def _seconds(iso: str) -> float:

@@ -114,6 +114,30 @@ def type_name(kind: Any) -> str:
             return str(other)
 
 
+def leaf_types(schema: str) -> dict[str, set[str]]:
+    """Column -> the types of its values, however deep they lie. Names of fields are no types."""
+
+    def walk(kind: Any) -> set[str]:
+        match kind:
+            case str():
+                return {kind}
+            case {"type": "struct"}:
+                return set().union(*(walk(field["type"]) for field in kind["fields"]))
+            case {"type": "array"}:
+                return walk(kind["elementType"])
+            case {"type": "map"}:
+                return walk(kind["keyType"]) | walk(kind["valueType"])
+            case _:
+                return {str(kind.get("sqlType", kind["type"]))}
+
+    return {field["name"]: walk(field["type"]) for field in json.loads(schema)["fields"]}
+
+
+def quoted(column: str) -> str:
+    """A name as Spark's parser wants it, whatever is in it."""
+    return "`" + column.replace("`", "``") + "`"
+
+
 def refuse_difference(target: str, have: Mapping[str, str], want: Mapping[str, str]) -> None:
     """`SchemaMismatch` that names every column in which target and rows differ."""
     wrong = [f"{c} ({want[c]}) is not in the target" for c in want if c not in have]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from onceflow.errors import Damaged, Fenced, JobError, PublishFailed, TargetForeign
 from onceflow.sinks.base import Sink, Staged, columns, parse_bytes, refuse_difference
-from onceflow.sinks.committables import BY, COMMITTER, describe, verify
+from onceflow.sinks.committables import BY, COMMITTER, NO_GLOB, describe, verify
 from onceflow.sinks.ledger import (
     Committable,
     Ledger,
@@ -80,6 +80,8 @@ class Files(Sink):
         self.roll_bytes = parse_bytes(roll)
         self._log = NumberedLog(LocalStore(self.path), "_commits", _KIND, _SUBJECT)
         self._folder = _Folder()
+        self._fenced_term: int | None = None
+        self._json_bytes_per_row = 200.0  # until the first epoch tells
         for name in self.by:
             if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
                 raise JobError(
@@ -105,6 +107,8 @@ class Files(Sink):
             mode,
             "files cannot be updated: use Sqlite(path, table=…, key=…) for update and complete",
         )
+        if self.format == "json":
+            _refuse_maps(schema, str(self))
         missing = [name for name in self.by if name not in columns(schema)]
         if missing:
             raise JobError(f"{self}: there is no column {', '.join(missing)} to partition by")
@@ -130,7 +134,7 @@ class Files(Sink):
     def settled(self, output: str) -> None:
         known = {file["path"] for file in Files._files(self.path)}
         strange = [name for name in _data_files(self.path) if name not in known]
-        if strange:
+        if strange and self.published(output).term == self._fenced_term:
             raise TargetForeign(
                 f"something else wrote into {self.path}: {_some(sorted(strange))}",
                 hint="move these files away: readers would take them for published rows",
@@ -149,8 +153,15 @@ class Files(Sink):
         rows, folder = staged.read(), staged.scratch / "json"
         by = [name for name in rows.columns if name.startswith(BY)]
         writer = rows.write.options(**COMMITTER, **_JSON_TIMES)
+        if self.roll_bytes:
+            per_file = int(self.roll_bytes / max(self._json_bytes_per_row, 1.0))
+            writer = writer.option("maxRecordsPerFile", max(1, per_file))
         (writer.partitionBy(*by) if by else writer).json(str(folder))
-        return describe(folder, self.by)
+        files = describe(folder, self.by)
+        rows = sum(file.rows for file in files)
+        if rows:
+            self._json_bytes_per_row = sum(file.bytes for file in files) / rows
+        return files
 
     def _copy(self, file: Committable, tag: str) -> Committable:
         """Onto the target's own file system, so that publishing can rename it."""
@@ -190,6 +201,7 @@ class Files(Sink):
         while True:
             self._refuse_other_owner(folder, output)
             if folder.token == token:
+                self._fenced_term = term
                 return folder.ledger
             if folder.term >= term:
                 raise Fenced(
@@ -219,6 +231,7 @@ class Files(Sink):
                 put = Put.COVERED if log.covered(number) else Put.WON  # our answer got lost
             if put is Put.WON:
                 reach("files.committed")
+                self._drop_copies(publication)
                 self._roll_up(log, folder, number)
                 return Outcome.PUBLISHED
             log.catch_up(folder)  # somebody came first: look at the ledger again
@@ -245,6 +258,14 @@ class Files(Sink):
             reach("files.moved-one")
         for parent in touched:
             fsync_dir(parent)
+
+    def _drop_copies(self, publication: Publication) -> None:
+        """The folders of copies that were renamed away."""
+        copies = self.path / "_staged"
+        for file in publication.files:
+            if Path(file.path).is_relative_to(copies):
+                tag = Path(file.path).relative_to(copies).parts[0]
+                shutil.rmtree(copies / tag, ignore_errors=True)
 
     def _final(self, publication: Publication, file: Committable) -> Path:
         name = os.path.basename(file.path).removesuffix(".staged")
@@ -284,6 +305,8 @@ class Files(Sink):
             if entry is None:
                 return  # somebody else rolled up: a successor of ours is at work
             files += entry.get("files", ())
+        if log.covered(first):
+            return
         name = f"manifest-{first:012d}-{number:012d}.json"
         manifest = seal("files manifest", name, {"files": files})
         log.store.put_if_absent(f"_commits/{name}", manifest)
@@ -318,11 +341,14 @@ class Files(Sink):
         if not folder.schema:
             raise TargetForeign(f"{root} has no published epoch yet", hint="try again later")
         schema = StructType.fromJson(json.loads(folder.schema))
-        paths = [str(root / file["path"]) for file in Files._files(root)]
+        files = Files._files(root)
+        for file in files:
+            _refuse_other_size(root / file["path"], file["bytes"])
+        paths = [str(root / file["path"]) for file in files]
         if not paths:
             return spark.createDataFrame([], schema)
         # The paths are files, so nothing is taken from the names of folders.
-        reader = spark.read.schema(schema).option("recursiveFileLookup", "true")
+        reader = spark.read.schema(schema).options(**NO_GLOB, recursiveFileLookup="true")
         if folder.layout.startswith("json"):
             return reader.options(**_JSON_TIMES).json(paths)
         return reader.parquet(*paths)
@@ -374,6 +400,13 @@ class _Folder:
         }  # fmt: skip
 
 
+def _refuse_other_size(path: Path, size: int) -> None:
+    found = path.stat().st_size if path.exists() else None
+    if found != size:
+        says = "is missing" if found is None else f"has {found} bytes, published were {size}"
+        raise Damaged(f"{path} {says}", hint="put the file back from a backup")
+
+
 def _data_files(root: Path) -> list[str]:
     found = []
     for folder, folders, names in os.walk(root):
@@ -381,6 +414,20 @@ def _data_files(root: Path) -> list[str]:
         here = Path(folder).relative_to(root)
         found += [str(here / name) for name in names if not name.startswith(("_", "."))]
     return found
+
+
+def _refuse_maps(schema: str, target: str) -> None:
+    """JSON has text for keys only, and Spark does not read them back as anything else."""
+    wrong = [
+        f"{name} ({kind})"
+        for name, kind in columns(schema).items()
+        if re.search(r"map<(?!string)", kind)
+    ]
+    if wrong:
+        raise JobError(
+            f"{target} as JSON cannot hold column {', '.join(wrong)}",
+            hint="make the keys of the map strings, or write Parquet",
+        )
 
 
 def _some(names: list[str]) -> str:

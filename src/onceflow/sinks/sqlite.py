@@ -11,6 +11,7 @@ import re
 import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from onceflow.errors import (
     TargetError,
     TargetForeign,
 )
-from onceflow.sinks.base import Sink, Staged, columns, refuse_difference
+from onceflow.sinks.base import Sink, Staged, columns, leaf_types, refuse_difference
 from onceflow.sinks.ledger import (
     Committable,
     Ledger,
@@ -43,7 +44,7 @@ _NO_SPACE = 2**20  # bytes; an I/O error with less left than this is a full disk
 _LEDGER = "_onceflow_ledger"
 _TAGS = {"_lineage": "TEXT", "_epoch": "INTEGER"}
 _INTEGERS = ("boolean", "byte", "short", "integer", "long")
-_NO_FORM = re.compile(r"\b(time\(|variant|interval|void|geometry|geography)").search
+_NO_FORM = re.compile(r"time\(|variant|interval|void|geometry|geography").match
 
 
 class Sqlite(Sink):
@@ -223,7 +224,12 @@ class Sqlite(Sink):
 
     def _refuse_types(self, schema: str) -> None:
         """A decided epoch must be publishable: what has no form here is refused before."""
-        wrong = [f"{name} ({kind})" for name, kind in columns(schema).items() if _NO_FORM(kind)]
+        kinds = columns(schema)
+        wrong = [
+            f"{name} ({kinds[name]})"
+            for name, leaves in leaf_types(schema).items()
+            if any(map(_NO_FORM, leaves))
+        ]
         if wrong:
             raise JobError(
                 f"{self} cannot store column {', '.join(wrong)}",
@@ -334,7 +340,9 @@ class Sqlite(Sink):
             try:
                 db.execute("COMMIT")
             except sqlite3.Error as error:
-                full = error.sqlite_errorname == "SQLITE_FULL"  # SQLite has rolled back by itself
+                full = (
+                    getattr(error, "sqlite_errorname", "") == "SQLITE_FULL"
+                )  # SQLite has rolled back by itself
                 if db.in_transaction or full:
                     self._roll_back(db)
                     raise self._translate(error) from error
@@ -422,6 +430,8 @@ def _json(value: Any) -> str | None:
                 return [plain(inner) for inner in part]
             case float():
                 return part if math.isfinite(part) else None if math.isnan(part) else str(part)
+            case Decimal():
+                return f"{part:f}"
             case bytes():
                 return base64.b64encode(part).decode()
             case None | bool() | int() | str():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
 from onceflow.errors import BadInput, JobError
-from onceflow.sinks.base import Sink
+from onceflow.sinks.base import Sink, leaf_types, quoted
 from onceflow.sources.base import Source
 
 if TYPE_CHECKING:
@@ -20,17 +20,24 @@ if TYPE_CHECKING:
 
 _MARK = "onceflow-bad-row:"
 _CORRUPT = "_onceflow_corrupt"
+_OPTIONS = {
+    "mode": "PERMISSIVE",
+    "columnNameOfCorruptRecord": _CORRUPT,
+    "dateFormat": "yyyy-MM-dd",  # else 20260101 is a year
+}
 
 
 class Files(Source):
     """Every row of every file that appears in the folder is read exactly once.
 
     A file that changes after it appeared is not noticed: write it elsewhere, then move it in.
+    Sub-folders are read too; nothing is taken from their names (no partition columns).
 
     JSON (one object a line) and CSV need `schema`. A line that does not fit it stops the job
     with file and line (`on_bad="stop"`), or goes to the sink that `on_bad` names, as
     (file, record), through a query of its own. `header=True`: the first line of every CSV file
-    is the header, and its names must be the schema's.
+    is the header, and its names must be the schema's; such a file is read as a whole, so it must
+    fit into a task's memory. Quoted line breaks in CSV are not supported: such a record is bad.
     """
 
     def __init__(
@@ -79,12 +86,14 @@ class Files(Source):
             return reader.parquet(self.path)
         rows = self._lines(spark, name)
         if self.on_bad == "stop":
-            place = F.to_json(F.struct(F.col("file"), F.col("record")))
-            stop = F.raise_error(F.concat(F.lit(_MARK), place)).cast("boolean")
-            rows = rows.where(F.when(F.col("bad"), stop).otherwise(F.lit(True)))
+            # In the filter for queries that look at no column, in the row for those that filter:
+            # Spark may move their filters below ours.
+            rows = rows.where(F.when(F.col("bad"), _stop("boolean")).otherwise(F.lit(True)))
+            kind = self._schema().simpleString()
+            rows = rows.withColumn("row", F.when(F.col("bad"), _stop(kind)).otherwise(F.col("row")))
         else:
             rows = rows.where(~F.col("bad"))
-        return rows.select(*(f"row.`{field}`" for field in self._schema().fieldNames()))
+        return rows.select(*(f"row.{quoted(field)}" for field in self._schema().fieldNames()))
 
     def rejected(self, spark: SparkSession, name: str) -> DataFrame:
         return self._lines(spark, name).where("bad").select("file", "record")
@@ -93,31 +102,67 @@ class Files(Source):
         """Every line that is not blank, parsed: (row, record, file, bad)."""
         from pyspark.sql import functions as F
 
-        text = self._reader(spark, name).text(self.path)
-        line = F.col("value")
-        if self.format == "csv":
-            line = F.regexp_replace(line, r"\r$", "")
-        lines = text.select(line.alias("record"), F.col("_metadata.file_path").alias("file")).where(
-            F.length(F.trim("record")) > 0
-        )
-        if self.header:
-            lines = lines.where(F.col("record") != F.lit(",".join(self._schema().fieldNames())))
-        lines = lines.withColumn("row", self._parse(F.col("record")))
-        bad = F.col("row").isNull() | F.col(f"row.{_CORRUPT}").isNotNull()
-        if self.format == "json":
-            bad = bad | ~F.ltrim(F.col("record")).startswith("{")
-        return lines.withColumn("bad", bad)
+        reader, file = self._reader(spark, name), F.col("_metadata.file_path").alias("file")
+        doubt = F.lit(False).alias("doubt")
+        if self.header:  # the whole file, so that its first line is known
+            whole = reader.text(self.path, wholetext=True).where("value != ''")
+            lines = self._without_header(whole.withColumn("file", F.col("_metadata.file_path")))
+        else:
+            line = F.col("value")
+            if self.format == "csv":
+                line = F.regexp_replace(line, r"\r$", "")
+            lines = reader.text(self.path).select(line.alias("record"), file, doubt)
+        lines = lines.where(F.length(F.trim("record")) > 0)
+        return self._parse_json(lines) if self.format == "json" else self._parse_csv(lines)
 
-    def _parse(self, line: Column) -> Column:
+    def _without_header(self, whole: DataFrame) -> DataFrame:
+        """If the header names other columns, every line of the file is in doubt, it included."""
         from pyspark.sql import functions as F
-        from pyspark.sql.types import StringType
 
-        options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-        schema = self._schema().add(_CORRUPT, StringType())
-        if self.format == "json":
-            return F.from_json(line, schema, options)
-        names = ", ".join(f"`{f.name}` {f.dataType.simpleString()}" for f in schema.fields)
-        return F.from_csv(line, names, options)
+        names = ",".join(self._schema().fieldNames())
+        whole = whole.withColumn("lines", F.split("value", "\r?\n"))
+        header = F.translate(F.col("lines")[0], '"\ufeff', "")
+        whole = whole.select("file", (header != F.lit(names)).alias("doubt"), "lines")
+        rows = whole.select("file", "doubt", F.posexplode("lines"))
+        rows = rows.where(F.col("doubt") | (F.col("pos") > 0))
+        return rows.select(F.col("col").alias("record"), "file", "doubt")
+
+    def _parse_json(self, lines: DataFrame) -> DataFrame:
+        """One object a line. Spark's parser stops behind it, so a second look finds the rest."""
+        from pyspark.sql import functions as F
+
+        alone = F.from_json(F.concat(F.lit("["), "record", F.lit(f',"{_MARK}"]')), "array<string>")
+        parsed = F.from_json("record", _with_corrupt(self._schema()), _OPTIONS)
+        lines = lines.withColumn("parsed", parsed).withColumn("alone", alone)
+        good = (
+            F.col("record").rlike(r"^\s*\{")
+            & F.col("parsed").isNotNull()
+            & F.col(f"parsed.{_CORRUPT}").isNull()
+            & F.size("alone").eqNullSafe(2)
+            & F.col("alone")[1].eqNullSafe(_MARK)
+        )
+        return self._judged(lines, good)
+
+    def _parse_csv(self, lines: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        fields = _with_corrupt(self._schema()).fields
+        names = ", ".join(f"{quoted(f.name)} {f.dataType.simpleString()}" for f in fields)
+        options = {**_OPTIONS, "escape": '"'}  # a quote in quotes is doubled, as RFC 4180 has it
+        lines = lines.withColumn("parsed", F.from_csv("record", names, options))
+        quotes = F.length("record") - F.length(F.replace(F.col("record"), F.lit('"'), F.lit("")))
+        good = (
+            F.col("parsed").isNotNull()
+            & F.col(f"parsed.{_CORRUPT}").isNull()
+            & (quotes % 2 == 0)  # a record that goes on in the next line is torn
+        )
+        return self._judged(lines, good)
+
+    def _judged(self, lines: DataFrame, good: Column) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        row = F.struct(*(F.col(f"parsed.{quoted(n)}").alias(n) for n in self._schema().names))
+        return lines.withColumn("bad", F.col("doubt") | ~good).withColumn("row", row)
 
     def _schema(self) -> StructType:
         from pyspark.errors import PySparkException
@@ -134,6 +179,8 @@ class Files(Source):
             raise JobError(
                 f"{self}: the schema must name columns", hint='schema="id long, at timestamp"'
             )
+        if self.format == "json" and any("byte" in t for t in leaf_types(parsed.json()).values()):
+            raise JobError(f"{self}: Spark reads 200 as the byte -56 from JSON", hint="use short")
         return StructType(list(parsed.fields))
 
     def _parquet_schema(self, spark: SparkSession) -> StructType:
@@ -144,15 +191,37 @@ class Files(Source):
                 f"{self} is empty, so its columns cannot be seen",
                 hint='name them: Files(path, schema="id long, at timestamp")',
             )
-        return spark.read.parquet(self.path).schema
+        return spark.read.option("recursiveFileLookup", "true").parquet(self.path).schema
 
     def _reader(self, spark: SparkSession, name: str) -> DataStreamReader:
         if not os.path.isdir(self.path):
             raise JobError(f"{self}: there is no such folder", hint="create it; it may be empty")
-        reader = spark.readStream.name(name)
+        if re.search(r"[\[\]{}*?\\]", self.path):
+            raise JobError(
+                f"{self}: Spark takes *, ?, [, ], {{, }} and \\ in a path for a pattern",
+                hint="rename the folder",
+            )
+        # By default files a week older than the newest one would be left out.
+        reader = spark.readStream.name(name).option("maxFileAge", "36500d")
+        # Else files in sub-folders are left out, and names like a[1] double other files.
+        reader = reader.option("recursiveFileLookup", "true")
         if self.max_files_per_epoch:
             reader = reader.option("maxFilesPerTrigger", self.max_files_per_epoch)
         return reader
+
+
+def _stop(kind: str) -> Column:
+    """An expression that ends the task with the place of the row, of any type."""
+    from pyspark.sql import functions as F
+
+    place = F.to_json(F.struct(F.col("file"), F.col("record")))
+    return F.raise_error(F.concat(F.lit(_MARK), place)).cast(kind)
+
+
+def _with_corrupt(schema: StructType) -> StructType:
+    from pyspark.sql.types import StringType, StructType
+
+    return StructType(list(schema.fields)).add(_CORRUPT, StringType())
 
 
 def bad_input(error: BaseException) -> BadInput | None:

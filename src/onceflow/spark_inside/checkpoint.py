@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,10 @@ class Checkpoint:
                 log.restore(wanted, last, compact_interval)
 
     # .............................................................. state
+
+    def drop_state(self) -> None:
+        """Nothing is decided, so no state counts; Spark refuses to begin where some lies."""
+        shutil.rmtree(self.root / "state", ignore_errors=True)
 
     def state_files(self, epoch: int, state: dict[str, list[list[str]]]) -> list[Path]:
         """The files in which this epoch's state ids live; `CheckpointRefused` if one is gone."""

@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote, urlparse
 
-from onceflow.errors import JobError, PlanChanged
+from onceflow.errors import BadInput, JobError, PlanChanged
 from onceflow.spark_inside.source_log import SourceEntries, is_file_offset
 
 _REPORTED_BY_US = (
@@ -37,6 +38,8 @@ class Plan:
                 json.loads(line)["path"] for lines in numbers.values() for line in lines
             )
             planned = sorted(self.files.get(name, []))
+            if len(planned) > len(logged) and set(planned) == set(logged):
+                raise _read_twice(name, logged)
             if logged != planned:
                 odd = sorted(set(logged) ^ set(planned))[:3]
                 return (
@@ -44,6 +47,16 @@ class Plan:
                     f"{len(planned)} ({', '.join(odd)})"
                 )
         return ""
+
+
+def _read_twice(source: str, logged: list[str]) -> BadInput:
+    """Spark takes some names for patterns and reads other files of the epoch once more."""
+    names = [unquote(urlparse(path).path) for path in logged]
+    odd = [name for name in names if set("[]{}*?\\") & set(name)] or names
+    return BadInput(
+        f"source {source}: Spark would read files twice because of the name of {', '.join(odd[:3])}",
+        hint="rename it without *, ?, [, ], {, } and \\, or read the folder by sources.Files",
+    )
 
 
 class RunningQuery:
