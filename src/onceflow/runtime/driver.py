@@ -111,9 +111,9 @@ def _run(options: argparse.Namespace, tell: Tell, stop: Stop, life: _Life) -> No
     if options.every is not None:
         milliseconds(options.every)
     refuse_master(options.master or os.environ.get("SPARK_MASTER"))
+    job = _load_early(options.job)
     home = Path(os.path.abspath(options.home))
     refuse_home(home)
-    job = _load_early(options.job)
     if job is not None and not options.take_over:
         _refuse_if_led(JobFolder(home, job.name))
     file = options.job.partition(":")[0]

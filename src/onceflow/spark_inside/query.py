@@ -54,7 +54,7 @@ def _read_twice(source: str, logged: list[str]) -> BadInput:
     names = [unquote(urlparse(path).path) for path in logged]
     odd = [name for name in names if set("[]{}*?\\") & set(name)] or names
     return BadInput(
-        f"source {source}: Spark would read files twice because of the name of {', '.join(odd[:3])}",
+        f"source {source}: Spark would read files twice, for the name of {', '.join(odd[:3])}",
         hint="rename it without *, ?, [, ], {, } and \\, or read the folder by sources.Files",
     )
 
