@@ -78,7 +78,10 @@ def load(spec: str) -> Job:
     if name:
         chosen = [j for j in found if j.name == name]
         if not chosen:
-            raise JobError(f"{path} has no job {name!r}; it has {names}")
+            raise JobError(
+                f"{path} has no job {name!r}; it has {names}",
+                hint=f"name one: {path}:{found[0].name}",
+            )
         return chosen[0]
     if len(found) > 1:
         raise JobError(

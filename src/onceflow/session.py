@@ -161,7 +161,8 @@ def check_java() -> str:
         "macOS: brew install openjdk@17) and set JAVA_HOME if it is not on the PATH"
     )
     if java is None or not os.path.exists(java):
-        raise SetupError("Java is missing", hint=hint)
+        says = f"Java is missing: JAVA_HOME is {home}, which has no bin/java" if home else ""
+        raise SetupError(says or "Java is missing", hint=hint)
     try:
         said = subprocess.run(
             [java, "-version"], check=False, capture_output=True, errors="replace", timeout=30
