@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from onceflow.sinks import Files, Position, Publication, Sink, Sqlite
+from onceflow.sinks.commits import published_files
 from onceflow.sinks.committables import describe
 
 LINEAGE = "0f8fad5b-d9cb-469f-a165-70867728950e"
@@ -103,7 +104,7 @@ class FilesTarget:
     def rows(self) -> list[int]:
         """The ids in all files that the commits list, file by file."""
         ids: list[int] = []
-        for file in Files._files(self.path):
+        for file in published_files(self.path):
             found = ids_in(self.path / file["path"])
             assert len(found) == file["rows"]
             ids += found

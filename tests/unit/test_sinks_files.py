@@ -26,6 +26,7 @@ from turns import Killed, Stepped, Truth, Turns, seeds
 
 from onceflow.errors import Damaged, Fenced, JobError, PublishFailed, TargetForeign
 from onceflow.sinks import Files, Outcome, Position, Publication, Staged
+from onceflow.sinks.commits import published_files
 from onceflow.sinks.committables import BY, describe, verify
 from onceflow.storage import LocalStore
 from onceflow.testing import faults
@@ -80,7 +81,7 @@ def test_files_are_named_by_epoch_and_nothing_else_is_in_the_folder(target: File
 def test_a_commit_entry_says_what_its_files_hold(target: FilesTarget) -> None:
     decided = publication(target.root, 0)
     fenced(target).publish(decided)
-    listed = Files._files(target.path)
+    listed = published_files(target.path)
     assert [(f["rows"], f["bytes"], f["crc32"]) for f in listed] == [
         (file.rows, file.bytes, file.crc32) for file in decided.files
     ]
@@ -97,7 +98,7 @@ def test_partitions_become_folders(target: FilesTarget) -> None:
     assert sink.publish(decided) is Outcome.PUBLISHED
     assert target.rows() == [1, 2, 3, 4]
     name = "0000000000-part-00000.parquet"
-    assert sorted(file["path"] for file in Files._files(target.path)) == [
+    assert sorted(file["path"] for file in published_files(target.path)) == [
         f"country=DE/{name}",
         f"country=NL/{name}",
         f"country=a%2Fb/{name}",

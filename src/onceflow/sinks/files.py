@@ -11,14 +11,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onceflow.errors import Damaged, Fenced, JobError, PublishFailed, TargetForeign
+from onceflow.errors import Fenced, JobError, PublishFailed, TargetForeign
 from onceflow.sinks.base import Sink, Staged, columns, parse_bytes, refuse_difference
+from onceflow.sinks.commits import (
+    Folder,
+    commit_log,
+    data_files,
+    published_files,
+    refuse_other_size,
+    roll_up,
+)
 from onceflow.sinks.committables import BY, COMMITTER, NO_GLOB, describe, verify
 from onceflow.sinks.ledger import (
     Committable,
     Ledger,
     Outcome,
-    Position,
     Publication,
     judge,
     staged_file_gone,
@@ -30,16 +37,13 @@ from onceflow.storage import (
     fsync_dir,
     fsync_file,
     make_dirs,
-    seal,
     translate_disk_full,
-    unseal,
 )
 from onceflow.testing.faults import reach
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_KIND, _SUBJECT = "files commit", "output folder"
 # Spark's own patterns for JSON cut a timestamp to milliseconds.
 _JSON_TIMES = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
@@ -78,8 +82,8 @@ class Files(Sink):
         self.format = format
         self.by = tuple(by)
         self.roll_bytes = parse_bytes(roll)
-        self._log = NumberedLog(LocalStore(self.path), "_commits", _KIND, _SUBJECT)
-        self._folder = _Folder()
+        self._log = commit_log(self.path)
+        self._folder = Folder()
         self._fenced_term: int | None = None
         self._json_bytes_per_row = 200.0  # until the first epoch tells
         for name in self.by:
@@ -132,8 +136,8 @@ class Files(Sink):
             )
 
     def settled(self, output: str) -> None:
-        known = {file["path"] for file in Files._files(self.path)}
-        strange = [name for name in _data_files(self.path) if name not in known]
+        known = {file["path"] for file in published_files(self.path)}
+        strange = [name for name in data_files(self.path) if name not in known]
         if strange and self.published(output).term == self._fenced_term:
             raise TargetForeign(
                 f"something else wrote into {self.path}: {_some(sorted(strange))}",
@@ -232,7 +236,7 @@ class Files(Sink):
             if put is Put.WON:
                 reach("files.committed")
                 self._drop_copies(publication)
-                self._roll_up(log, folder, number)
+                roll_up(log, folder, every=self.roll_up_every)
                 return Outcome.PUBLISHED
             log.catch_up(folder)  # somebody came first: look at the ledger again
 
@@ -280,54 +284,16 @@ class Files(Sink):
     def _layout(self) -> str:
         return f"{self.format} by {', '.join(self.by)}" if self.by else self.format
 
-    def _read(self) -> tuple[NumberedLog, _Folder]:
+    def _read(self) -> tuple[NumberedLog, Folder]:
         self._log.catch_up(self._folder)
         return self._log, self._folder
 
-    def _refuse_other_owner(self, folder: _Folder, output: str) -> None:
+    def _refuse_other_owner(self, folder: Folder, output: str) -> None:
         if folder.owner not in (output, ""):
             raise TargetForeign(
                 f"{self.path} belongs to output {folder.owner}, not to {output}",
                 hint="give every output a folder of its own",
             )
-
-    def _roll_up(self, log: NumberedLog, folder: _Folder, number: int) -> None:
-        """File lists go into manifests that never change, so a roll-up stays small."""
-        if number - folder.rolled_up < self.roll_up_every:
-            return
-        if log.newest_roll_up() > folder.rolled_up:
-            folder.restart(0, None)  # a paused driver finished its own in between
-        log.catch_up(folder)
-        first, number = folder.rolled_up + 1, folder.position
-        files = []
-        for n in range(first, number + 1):
-            entry = log.entry(n)
-            if entry is None:
-                return  # somebody else rolled up: a successor of ours is at work
-            files += entry.get("files", ())
-        if log.covered(first):
-            return
-        name = f"manifest-{first:012d}-{number:012d}.json"
-        manifest = seal("files manifest", name, {"files": files})
-        log.store.put_if_absent(f"_commits/{name}", manifest)
-        folder.manifests.append(name)
-        folder.rolled_up = number
-        log.roll_up(number, folder.roll_up())
-
-    @staticmethod
-    def _files(path: Path) -> list[dict[str, Any]]:
-        """All published files: those of the manifests, then those of the entries."""
-        log = NumberedLog(LocalStore(path), "_commits", _KIND, _SUBJECT)
-        folder = _Folder(keep_files=True)
-        log.catch_up(folder)
-        files = []
-        for name in folder.manifests:
-            data = log.store.read(f"_commits/{name}")
-            if data is None:
-                raise Damaged(f"{path / '_commits' / name} is missing", hint="put it back")
-            where = log.store.where(f"_commits/{name}")
-            files += unseal(data, "files manifest", name, where)["files"]
-        return files + folder.files
 
     @staticmethod
     def read(spark: SparkSession, path: str | os.PathLike[str]) -> DataFrame:
@@ -341,9 +307,9 @@ class Files(Sink):
         if not folder.schema:
             raise TargetForeign(f"{root} has no published epoch yet", hint="try again later")
         schema = StructType.fromJson(json.loads(folder.schema))
-        files = Files._files(root)
+        files = published_files(root)
         for file in files:
-            _refuse_other_size(root / file["path"], file["bytes"])
+            refuse_other_size(root / file["path"], file["bytes"])
         paths = [str(root / file["path"]) for file in files]
         if not paths:
             return spark.createDataFrame([], schema)
@@ -352,68 +318,6 @@ class Files(Sink):
         if folder.layout.startswith("json"):
             return reader.options(**_JSON_TIMES).json(paths)
         return reader.parquet(*paths)
-
-
-class _Folder:
-    """What the commits of an output folder come to."""
-
-    def __init__(self, *, keep_files: bool = False) -> None:
-        self._keep_files = keep_files
-        self.restart(0, None)
-
-    def restart(self, position: int, roll_up: dict[str, Any] | None) -> None:
-        body = roll_up or {}
-        self.position = self.rolled_up = position
-        self.owner: str = body.get("output", "")
-        self.term: int = body.get("term", 0)
-        self.token: str = body.get("token", "")
-        self.at = Position(**body["at"]) if body.get("at") else None
-        self.decision: str = body.get("decision", "")
-        self.schema: str = body.get("schema", "")
-        self.layout: str = body.get("layout", "")
-        self.manifests: list[str] = list(body.get("manifests", ()))
-        self.files: list[dict[str, Any]] = []
-
-    def apply(self, number: int, entry: dict[str, Any]) -> None:
-        self.position = number
-        self.owner = entry["output"]
-        self.term = max(self.term, entry["term"])
-        if entry["type"] == "fence":
-            self.token = entry["nonce"]
-        else:
-            self.at = Position(entry["lineage"], entry["epoch"])
-            self.decision = entry["decision"]
-            self.schema, self.layout = entry["schema"], entry["layout"]
-            if self._keep_files:
-                self.files += entry["files"]
-
-    @property
-    def ledger(self) -> Ledger:
-        return Ledger(self.term, self.at, self.decision)
-
-    def roll_up(self) -> dict[str, Any]:
-        at = {"lineage": self.at.lineage, "epoch": self.at.epoch} if self.at else None
-        return {
-            "output": self.owner, "term": self.term, "token": self.token, "at": at,
-            "decision": self.decision, "schema": self.schema, "layout": self.layout,
-            "manifests": self.manifests,
-        }  # fmt: skip
-
-
-def _refuse_other_size(path: Path, size: int) -> None:
-    found = path.stat().st_size if path.exists() else None
-    if found != size:
-        says = "is missing" if found is None else f"has {found} bytes, published were {size}"
-        raise Damaged(f"{path} {says}", hint="put the file back from a backup")
-
-
-def _data_files(root: Path) -> list[str]:
-    found = []
-    for folder, folders, names in os.walk(root):
-        folders[:] = [f for f in folders if not f.startswith(("_", "."))]
-        here = Path(folder).relative_to(root)
-        found += [str(here / name) for name in names if not name.startswith(("_", "."))]
-    return found
 
 
 def _refuse_maps(schema: str, target: str) -> None:

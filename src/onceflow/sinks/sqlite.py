@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
-import math
 import os
 import re
 import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +33,13 @@ from onceflow.sinks.ledger import (
     judge,
     staged_file_gone,
 )
+from onceflow.sinks.sqlite_values import affinity, quote, sqlite_type, sqlite_values
 from onceflow.storage import make_dirs
 from onceflow.testing.faults import reach
 
 _NO_SPACE = 2**20  # bytes; an I/O error with less left than this is a full disk
 _LEDGER = "_onceflow_ledger"
 _TAGS = {"_lineage": "TEXT", "_epoch": "INTEGER"}
-_INTEGERS = ("boolean", "byte", "short", "integer", "long")
 _NO_FORM = re.compile(r"time\(|variant|interval|void|geometry|geography").match
 
 
@@ -202,20 +198,20 @@ class Sqlite(Sink):
         self._create(db, wanted)
         if publication.mode == "complete":
             db.execute(f"DELETE FROM {self.table}")
-        names = ", ".join(map(_quote, wanted))
+        names = ", ".join(map(quote, wanted))
         insert = f"INSERT INTO {self.table} ({names}) VALUES ({', '.join('?' * len(wanted))})"
         if self.key:
             rest = [name for name in wanted if name not in self.key]
-            sets = ", ".join(f"{_quote(n)} = excluded.{_quote(n)}" for n in rest)
+            sets = ", ".join(f"{quote(n)} = excluded.{quote(n)}" for n in rest)
             action = f"UPDATE SET {sets}" if rest else "NOTHING"
-            insert += f" ON CONFLICT ({', '.join(map(_quote, self.key))}) DO {action}"
+            insert += f" ON CONFLICT ({', '.join(map(quote, self.key))}) DO {action}"
         count = 0
         kinds = columns(publication.schema)
         for file in publication.files:
             if not os.path.exists(file.path):
                 raise staged_file_gone(str(self), file.path, publication.epoch)
             for batch in pq.ParquetFile(file.path).iter_batches(batch_size=20_000):
-                lists = [_values(batch.column(name), kinds[name]) for name in kinds]
+                lists = [sqlite_values(batch.column(name), kinds[name]) for name in kinds]
                 db.executemany(insert, (row + tags for row in zip(*lists, strict=True)))
                 count += batch.num_rows
         return count
@@ -237,18 +233,18 @@ class Sqlite(Sink):
             )
 
     def _columns(self, schema: str, mode: str) -> dict[str, str]:
-        kinds = {name: _kind(kind) for name, kind in columns(schema).items()}
+        kinds = {name: sqlite_type(kind) for name, kind in columns(schema).items()}
         return {**kinds, **_TAGS} if mode == "append" and not self.key else kinds
 
     def _create(self, db: sqlite3.Connection, wanted: dict[str, str]) -> None:
-        body = ", ".join(f"{_quote(name)} {kind}" for name, kind in wanted.items())
+        body = ", ".join(f"{quote(name)} {kind}" for name, kind in wanted.items())
         if self.key:
-            body += f", PRIMARY KEY ({', '.join(map(_quote, self.key))})"
+            body += f", PRIMARY KEY ({', '.join(map(quote, self.key))})"
         db.execute(f"CREATE TABLE IF NOT EXISTS {self.table} ({body})")
 
     def _have(self, db: sqlite3.Connection) -> dict[str, str]:
         rows = db.execute(f"PRAGMA table_info({self.table})").fetchall()
-        return {row[1]: _affinity(row[2]) for row in rows}
+        return {row[1]: affinity(row[2]) for row in rows}
 
     def _refuse_other_key(self, db: sqlite3.Connection) -> None:
         """ON CONFLICT (key) needs a unique index over all rows, of just these columns."""
@@ -265,12 +261,12 @@ class Sqlite(Sink):
             raise SchemaMismatch(
                 f"{self}: the table has no unique index on ({', '.join(self.key)})",
                 hint=f"CREATE UNIQUE INDEX {self.table}_key ON {self.table} "
-                f"({', '.join(map(_quote, self.key))})",
+                f"({', '.join(map(quote, self.key))})",
             )
 
     @staticmethod
     def _pragma(db: sqlite3.Connection, name: str, of: str) -> list[Any]:
-        return db.execute(f"PRAGMA {name}({_quote(of)})").fetchall()
+        return db.execute(f"PRAGMA {name}({quote(of)})").fetchall()
 
     def _refuse_other_owner(self, db: sqlite3.Connection, output: str) -> None:
         if not self._has_ledger(db):
@@ -378,69 +374,3 @@ class Sqlite(Sink):
                 "nothing is lost"
             )
         return PublishFailed(f"{self}: {error}", hint=hint)
-
-
-# ---------------------------------------------------------------- values
-
-
-def _kind(kind: str) -> str:
-    if kind in _INTEGERS:
-        return "INTEGER"
-    if kind in ("float", "double"):
-        return "REAL"
-    return "BLOB" if kind == "binary" else "TEXT"
-
-
-def _affinity(declared: str) -> str:
-    """How SQLite itself reads the declared type of a column."""
-    kind = declared.upper()
-    for affinity, words in (
-        ("INTEGER", ("INT",)),
-        ("TEXT", ("CHAR", "CLOB", "TEXT")),
-        ("BLOB", ("BLOB",)),
-        ("REAL", ("REAL", "FLOA", "DOUB")),
-    ):
-        if any(word in kind for word in words):
-            return affinity
-    return "NUMERIC" if kind else "BLOB"
-
-
-def _values(column: Any, kind: str) -> list[Any]:
-    import pyarrow as pa
-
-    if kind.startswith("timestamp"):
-        column = column.cast(pa.timestamp("us")).cast(pa.string())
-    elif kind == "date":
-        column = column.cast(pa.string())
-    elif kind.startswith("decimal"):
-        return [None if value is None else f"{value:f}" for value in column.to_pylist()]
-    elif kind.startswith(("struct", "array", "map")):
-        return [_json(value) for value in column.to_pylist()]
-    values: list[Any] = column.to_pylist()
-    return values
-
-
-def _json(value: Any) -> str | None:
-    def plain(part: Any) -> Any:
-        """JSON has no NaN and no infinity; the rest becomes text as in a column of its own."""
-        match part:
-            case dict():
-                return {name: plain(inner) for name, inner in part.items()}
-            case list() | tuple():
-                return [plain(inner) for inner in part]
-            case float():
-                return part if math.isfinite(part) else None if math.isnan(part) else str(part)
-            case Decimal():
-                return f"{part:f}"
-            case bytes():
-                return base64.b64encode(part).decode()
-            case None | bool() | int() | str():
-                return part
-            case _:
-                return str(part)
-
-    return None if value is None else json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
-
-
-def _quote(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

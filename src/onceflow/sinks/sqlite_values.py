@@ -1,0 +1,74 @@
+"""Spark's values as SQLite stores them: integers, doubles, text and bytes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from decimal import Decimal
+from typing import Any
+
+_INTEGERS = ("boolean", "byte", "short", "integer", "long")
+
+
+def sqlite_type(kind: str) -> str:
+    if kind in _INTEGERS:
+        return "INTEGER"
+    if kind in ("float", "double"):
+        return "REAL"
+    return "BLOB" if kind == "binary" else "TEXT"
+
+
+def affinity(declared: str) -> str:
+    """How SQLite itself reads the declared type of a column."""
+    kind = declared.upper()
+    for affinity, words in (
+        ("INTEGER", ("INT",)),
+        ("TEXT", ("CHAR", "CLOB", "TEXT")),
+        ("BLOB", ("BLOB",)),
+        ("REAL", ("REAL", "FLOA", "DOUB")),
+    ):
+        if any(word in kind for word in words):
+            return affinity
+    return "NUMERIC" if kind else "BLOB"
+
+
+def sqlite_values(column: Any, kind: str) -> list[Any]:
+    import pyarrow as pa
+
+    if kind.startswith("timestamp"):
+        column = column.cast(pa.timestamp("us")).cast(pa.string())
+    elif kind == "date":
+        column = column.cast(pa.string())
+    elif kind.startswith("decimal"):
+        return [None if value is None else f"{value:f}" for value in column.to_pylist()]
+    elif kind.startswith(("struct", "array", "map")):
+        return [_json(value) for value in column.to_pylist()]
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _json(value: Any) -> str | None:
+    def plain(part: Any) -> Any:
+        """JSON has no NaN and no infinity; the rest becomes text as in a column of its own."""
+        match part:
+            case dict():
+                return {name: plain(inner) for name, inner in part.items()}
+            case list() | tuple():
+                return [plain(inner) for inner in part]
+            case float():
+                return part if math.isfinite(part) else None if math.isnan(part) else str(part)
+            case Decimal():
+                return f"{part:f}"
+            case bytes():
+                return base64.b64encode(part).decode()
+            case None | bool() | int() | str():
+                return part
+            case _:
+                return str(part)
+
+    return None if value is None else json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
+
+
+def quote(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
