@@ -108,6 +108,22 @@ def test_every_life_in_a_process_of_its_own(tmp_path: Path) -> None:
     story.check()
 
 
+@pytest.mark.parametrize("point", ["epoch.checked", "epoch.staged", "epoch.decided"])
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_driver_broken_in_its_very_first_epoch_can_start_again(
+    tmp_path: Path, spark: Any, point: str, query: str
+) -> None:
+    """Spark refuses to begin beside the state of nobody."""
+    story = Story(str(tmp_path), query, "both")
+    story.write_input()
+    for _ in range(2):
+        broken(story, point, 1, "raise")
+        if point == "epoch.decided":
+            break  # the second life goes on behind it
+    story.live()
+    story.check()
+
+
 def broken(story: Story, point: str, visit: int, action: str) -> None:
     """One life that ends at the point."""
     if action == "kill":

@@ -659,6 +659,21 @@ def test_a_query_with_state_may_fail_in_its_very_first_epoch(world: World) -> No
     assert sorted(world.table("t")) == [("", 1), ("a", 2), ("b", 2), ("none", 1)]
 
 
+@pytest.mark.parametrize("folder", ["offsets", "commits", "sources/rows"])
+def test_spark_may_be_killed_while_it_writes_the_very_first_file(folder: str, world: World) -> None:
+    world.add(range(4))
+    faults.arm("epoch.checked", "raise")
+    with pytest.raises(faults.InjectedFault):
+        world.live(copy(world))
+    faults.disarm()
+    (checkpoint,) = world.home.glob("flow/lineages/*/out")
+    part = checkpoint / folder / ".0.5f0d9f0c-8d3f-4f3c-9d9c-5c9b3d0c7c11.tmp"
+    part.parent.mkdir(exist_ok=True)
+    part.write_text("v2")  # it is renamed when it is whole; Spark refuses to begin beside one
+    world.live(copy(world))
+    assert ids_of(world.files()) == [0, 1, 2, 3]
+
+
 def test_a_random_column_is_as_exact_as_any_other(world: World) -> None:
     world.add(range(50))
     world.add(range(50, 100))

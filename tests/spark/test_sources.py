@@ -211,7 +211,7 @@ def test_a_backslash_in_a_name_doubles_no_other_file(world: World) -> None:
 
 
 def test_files_in_sub_folders_are_read_too(world: World) -> None:
-    for number, name in enumerate(["top", "a/one", "a/b/two", "three/3"]):
+    for number, name in enumerate(["top", "a/one", "a/b/two", "land=NL/three"]):
         world.add([as_json(number, name)], f"json/{name}.json")
         world.add_parquet([(number, name)], f"parquet/{name}.parquet")
 

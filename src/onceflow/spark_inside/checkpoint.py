@@ -162,9 +162,10 @@ class Checkpoint:
 
     # .............................................................. state
 
-    def drop_state(self) -> None:
-        """Nothing is decided, so no state counts; Spark refuses to begin where some lies."""
-        shutil.rmtree(self.root / "state", ignore_errors=True)
+    def begin_anew(self) -> None:
+        """Nothing is decided. Spark refuses to begin beside anything, be it half a file."""
+        for name in ("offsets", "commits", "state"):
+            shutil.rmtree(self.root / name, ignore_errors=True)
 
     def state_files(self, epoch: int, state: dict[str, list[list[str]]]) -> list[Path]:
         """The files in which this epoch's state ids live; `CheckpointRefused` if one is gone."""
