@@ -155,6 +155,9 @@ def test_speculated_tasks_on_a_real_cluster(tmp_path: Path, two_hosts: str) -> N
         "spark.speculation": "true", "spark.speculation.interval": "100ms",
         "spark.speculation.multiplier": "1.1", "spark.speculation.quantile": "0.1",
         "spark.speculation.minTaskRuntime": "100ms", "spark.sql.files.openCostInBytes": "128m",
+        # Both executors must be there before the first task is: else there is nowhere to go.
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "90s",
         "spark.executorEnv.PYTHONPATH": os.path.dirname(__file__),
     }  # fmt: skip
     with Poller(story):
