@@ -1,5 +1,40 @@
-"""Shared by all tests: the whole matrix is asked for by ONCEFLOW_TEST_ALL=1."""
+"""Shared by all tests."""
 
-import os
+from __future__ import annotations
 
-ALL = os.environ.get("ONCEFLOW_TEST_ALL") == "1"
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from onceflow.testing import faults
+
+
+@pytest.fixture(autouse=True)
+def disarmed() -> Iterator[None]:
+    yield
+    faults.disarm()
+
+
+@pytest.fixture
+def disk_of(tmp_path: Path) -> Iterator[Callable[[str, str], Path]]:
+    """Makes a file system of its own, of a name and a size. Needs the right to mount."""
+    mounted: list[Path] = []
+
+    def make(name: str, size: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+        try:
+            done = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+        except FileNotFoundError:
+            done = False
+        if not done:
+            pytest.skip("a tmpfs cannot be mounted here")
+        mounted.append(folder)
+        return folder
+
+    yield make
+    for folder in mounted:
+        subprocess.run(["umount", str(folder)], check=True)

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 import onceflow
-from onceflow.testing import faults
 
 
 @pytest.fixture(scope="session")
@@ -14,9 +13,3 @@ def spark() -> Iterator[Any]:
     session = onceflow.get_session("local[2]")
     yield session
     session.stop()
-
-
-@pytest.fixture(autouse=True)
-def disarmed() -> Iterator[None]:
-    yield
-    faults.disarm()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -72,19 +71,8 @@ def world(tmp_path: Path, spark: SparkSession) -> World:
 
 
 @pytest.fixture
-def other_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own. Needs the right to mount."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
-    try:
-        mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        mounted = False
-    if not mounted:
-        pytest.skip("a tmpfs cannot be mounted here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+def other_disk(disk_of: Callable[[str, str], Path]) -> Path:
+    return disk_of("disk", "16m")
 
 
 def rows_of(df: DataFrame) -> list[Row]:
