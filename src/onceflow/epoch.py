@@ -40,15 +40,17 @@ from pathlib import Path
 from typing import Any
 
 from onceflow import __version__
+from onceflow.committables import harden, verify
 from onceflow.epoch_log import Decision, OutputDecision
 from onceflow.errors import JobError, OnceflowError, PlanChanged
 from onceflow.explain import explain
 from onceflow.home import Query, now
 from onceflow.identity import refuse_foreign_ledger, refuse_other_checkpoint
+from onceflow.ledger import Committable, Ledger, Position, Publication
+from onceflow.log.readers import hold_offsets
 from onceflow.runtime.lease import Lease, host_name
-from onceflow.sinks.base import Sink, columns, refuse_difference
-from onceflow.sinks.committables import harden, verify
-from onceflow.sinks.ledger import Committable, Ledger, Position, Publication
+from onceflow.schema import columns, plain_schema, refuse_difference
+from onceflow.sinks.base import Sink
 from onceflow.spark_inside import (
     COMPACT_INTERVAL,
     Checkpoint,
@@ -59,7 +61,7 @@ from onceflow.spark_inside import (
     offset_after,
     parse_offsets,
 )
-from onceflow.staging import Stager, plain_schema, refuse_columns
+from onceflow.staging import Stager, refuse_columns
 from onceflow.testing.faults import reach
 
 
@@ -274,7 +276,8 @@ class Epochs:
 
         # 6. sweep
         shutil.rmtree(folder, ignore_errors=True)
-        self.log.roll_up(keep=self.declared.keep_epochs, slack=self.declared.keep_epochs)
+        if self.log.roll_up(keep=self.declared.keep_epochs, slack=self.declared.keep_epochs):
+            self._hold_sources(plan.end)
         reach("epoch.swept")
 
     def _check(self, epoch: int) -> tuple[Plan, str, SourceEntries]:
@@ -303,7 +306,16 @@ class Epochs:
             problem = plan.compare_files(entries)
         if problem or offsets is None:
             raise PlanChanged(f"{self._id()}: {problem}", hint="the query is opened again")
+        if first:
+            self._hold_sources(plan.end)
         return plan, offsets, entries
+
+    def _hold_sources(self, end: Mapping[str, Any]) -> None:
+        """Tell the logs that are read which rows this query may still go back to."""
+        decisions = self.log.decisions
+        oldest = decisions[0].start if decisions else {}
+        home = str(self.query.folder.parents[3])
+        hold_offsets(end, oldest, query=self._id(), lineage=self.query.lineage, home=home)
 
     def _decision(
         self,

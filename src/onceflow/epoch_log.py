@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onceflow.errors import Fenced
-from onceflow.sinks.ledger import Committable, Position
+from onceflow.ledger import Committable, Position
 from onceflow.storage import NumberedLog, Put, Store
 
 

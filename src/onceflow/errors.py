@@ -13,6 +13,7 @@
     │   ├── TargetForeign    it belongs to something else
     │   └── TargetBehind     its ledger is behind what was published: it was set back
     ├── BadInput             a row of the input cannot be parsed
+    │   └── OutOfRange       rows that were asked for are gone, or not there yet
     ├── BadRows              rows of an epoch that an output cannot take
     ├── PlanChanged          Spark planned something else than what follows; open again
     ├── PublishFailed        nothing became visible; safe to try again
@@ -95,6 +96,10 @@ class TargetBehind(TargetError):
 
 class BadInput(OnceflowError):
     exit_code = 9
+
+
+class OutOfRange(BadInput):
+    pass
 
 
 class BadRows(OnceflowError):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from onceflow.epoch import Declared
 from onceflow.errors import JobError
-from onceflow.home import check_name
+from onceflow.home import JobFolder, check_name
 from onceflow.sinks.base import Sink
 from onceflow.sources.base import Source
 
@@ -22,8 +22,9 @@ MODES = ("append", "update", "complete")
 class Flow:
     """Collects what a job declares. Nothing runs before the job function has returned."""
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, folder: JobFolder | None = None) -> None:
         self.spark = spark
+        self._folder = folder
         self.queries: dict[str, Declared] = {}
         self._sources: dict[str, Source | DataFrame] = {}
 
@@ -44,6 +45,10 @@ class Flow:
             return _streaming(source, f"source {name!r}")
         if isinstance(source.on_bad, Sink):
             self.write(f"{name}.rejected", source.rejected(self.spark, name), to=source.on_bad)
+        if self._folder is not None:
+            # "latest" is where the job was started first, not where it is started again
+            pin = self._folder.pin(name, source.pin)
+            source = source if pin is None else source.pinned(pin)
         return source.stream(self.spark, name)
 
     def write(
@@ -113,8 +118,10 @@ def targets(declared: Declared) -> list[tuple[str, ...]]:
     found = []
     for sink in declared.outputs.values():
         target = sink.target()
-        found.append(tuple(str(target.get(part, id(sink) if not target else ""))
-                           for part in ("kind", "path", "table")))  # fmt: skip
+        parts = [str(target.get(part, "")) for part in ("kind", "path", "table")]
+        if sink.shared or not target:
+            parts[2] = str(id(sink))  # several outputs may write there, each by a sink of its own
+        found.append(tuple(parts))
     return found
 
 

@@ -2,6 +2,7 @@
 
 <home>/<job>/job.json                      the first lineage of the job
 <home>/<job>/lease/                        terms and who holds them
+<home>/<job>/starts/<source>.json          where a source began, if that was not its beginning
 <home>/<job>/lineages/<id>/lineage.json    parent, reason, Spark version, settings
 <home>/<job>/lineages/<id>/<query>/        a Spark checkpoint, and in it
 <home>/<job>/lineages/<id>/<query>/onceflow/log/     the epoch log
@@ -13,10 +14,11 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from onceflow.epoch_log import EpochLog
 from onceflow.errors import CheckpointRefused, Damaged, JobError
@@ -121,6 +123,19 @@ class JobFolder:
                 unseal(data, "lineage", lineage, self.store.where(name))["settings"]
             )
         return lineage
+
+    def pin(self, source: str, make: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+        """Where the first start of this job found the beginning of a source, if it was pinned."""
+        name = f"starts/{source}.json"
+        data = self.store.read(name)
+        if data is None:
+            pin = make()
+            if pin is None:
+                return None
+            self.store.put_if_absent(name, seal("start", source, pin))
+            data = self.store.read(name)
+            assert data is not None
+        return unseal(data, "start", source, self.store.where(name))
 
     def _refuse_weaker(self, settings: dict[str, str]) -> None:
         weaker = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 from onceflow.epoch_log import Decision
 from onceflow.errors import CheckpointRefused
 from onceflow.home import Query
-from onceflow.sinks.ledger import Ledger
+from onceflow.ledger import Ledger
 from onceflow.spark_inside import Checkpoint
 
 _RESTORE = "put it back from a backup of the home, or start the job under a new home"

@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from onceflow.committables import BY as _BY
+from onceflow.committables import COMMITTER, NO_GLOB, describe
 from onceflow.errors import BadRows, JobError
-from onceflow.sinks.base import Sink, Staged, columns, leaf_types, quoted
-from onceflow.sinks.committables import BY as _BY
-from onceflow.sinks.committables import COMMITTER, NO_GLOB, describe
-from onceflow.sinks.ledger import Committable
+from onceflow.ledger import Committable
+from onceflow.schema import columns, leaf_types, quoted
+from onceflow.sinks.base import Sink, Staged
 
 _ROUTE = "_onceflow_route"
 _NOWHERE = -1
@@ -89,7 +90,7 @@ class Stager:
             folder = F.lit(None).cast("string")
             for number, sink in enumerate(self._outputs.values()):
                 if i < len(sink.by):
-                    text = F.col(quoted(sink.by[i])).cast("string")
+                    text = sink.by_columns()[i].cast("string")
                     # These share a folder with null; as values of their own they would share a
                     # file with it, too. The files keep the column, so nothing is lost.
                     text = F.when(~text.isin("", _NULL_FOLDER), text)
@@ -132,12 +133,6 @@ class Stager:
             return rows.select(*(quoted(f.name) for f in schema.fields))
 
         return read
-
-
-def plain_schema(schema: dict[str, Any]) -> str:
-    """Spark's JSON without what Spark notes on columns for itself (watermarks, for one)."""
-    fields = [{**field, "metadata": {}} for field in schema["fields"]]
-    return json.dumps({**schema, "fields": fields}, separators=(",", ":"))
 
 
 def refuse_columns(schema: str, outputs: Mapping[str, Sink], by: str | None) -> None:

@@ -170,13 +170,14 @@ def start(
 ) -> Handle:
     """Run a job from this process. `once`: stop when the input is used up."""
     session = _session(spark, master)
-    flow = Flow(session)
+    folder = JobFolder(home, job.name)
+    flow = Flow(session, folder)
     job.declare(flow)
     if not flow.queries:
         raise JobError(f"job {job.name} writes nothing", hint="call flow.write(…) in it")
     queries = {n: replace(d, keep_epochs=job.keep_epochs) for n, d in flow.queries.items()}
     trigger = _trigger(every or job.every, once)
-    return _start(session, JobFolder(home, job.name), queries, trigger, take_over)
+    return _start(session, folder, queries, trigger, take_over)
 
 
 def write(

@@ -291,12 +291,15 @@ class NumberedLog:
     def newest_roll_up(self) -> int:
         return self._names().roll_up
 
-    def roll_up(self, number: int, body: dict[str, Any]) -> None:
-        """Cover all up to `number` by one document that says what they came to, then free them."""
+    def roll_up(self, number: int, body: dict[str, Any]) -> bool:
+        """Cover all up to `number` by one document that says what they came to, then free them.
+
+        False: somebody else's document has this number, and counts."""
         name = self.roll_up_name(number)
-        self.store.put_if_absent(name, seal(self.kind, self.subject, body))
+        won = self.store.put_if_absent(name, seal(self.kind, self.subject, body))
         reach("rollup.written")
         self.prune()
+        return won
 
     def prune(self) -> None:
         """Free the names that the newest roll-up covers."""

@@ -309,7 +309,8 @@ def _read_files(root: Path) -> Counter[Row]:
     paths: list[str] = []
     if roll_up:
         for manifest in body(commits / roll_up)["manifests"]:
-            paths += [f["path"] for f in body(commits / manifest)["files"]]
+            listed = body(root / "_manifests" / manifest["name"])["commits"]
+            paths += [f["path"] for commit in listed for f in commit["files"]]
     above = roll_up.removeprefix("rollup-")
     for name in names:
         if name[0].isdigit() and name > above:

@@ -116,7 +116,7 @@ def find(story: Story, which: str) -> Path:
         case "commit":
             return sorted(commits.glob("0*.json"))[-1]
         case "manifest":
-            return next(iter(commits.glob("manifest-*.json")))
+            return next(iter((commits.parent / "_manifests").iterdir()))
         case "roll-up":
             return next(iter(commits.glob("rollup-*.json")))
         case "staged":

@@ -39,7 +39,7 @@ def matrix() -> list[Case]:
         for sinks in SINKS
         for query in QUERIES
         for action in ("kill", "raise")
-        if not (point in faults.FILES and sinks == "sqlite")
+        if not (point in faults.FOLDER and sinks == "sqlite")
         and not (point in faults.SQLITE and sinks == "files")
     ]
 
@@ -102,7 +102,7 @@ def test_every_life_in_a_process_of_its_own(tmp_path: Path) -> None:
     story = Story(str(tmp_path), "stateful", "both")
     story.write_input()
     with Poller(story):
-        for point in ("epoch.decided", "open.published", "files.moved-one"):
+        for point in ("epoch.decided", "open.published", "folder.moved-one"):
             broken(story, point, visit_of(point), "kill")
         assert story.live_apart() == 0
     story.check()

@@ -121,7 +121,7 @@ def test_read_sees_whole_epochs_only(world: World, spark: SparkSession) -> None:
         inside.set()
         assert go_on.wait(60)
 
-    faults.arm("files.moved", hold, visit=2)
+    faults.arm("folder.moved", hold, visit=2)
     handle = world.start(Files(world.out))
     assert inside.wait(60)
     assert rows_of(Files.read(spark, world.out)) == first

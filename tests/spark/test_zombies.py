@@ -32,8 +32,8 @@ WAKINGS = ("open.led", "open.fenced", "open.ledgers-read", "open.published", "op
 
 
 def sinks_for(point: str, turn: int) -> str:
-    if point in faults.FILES or point in faults.SQLITE:
-        return ("both", "files" if point in faults.FILES else "sqlite")[turn % 2]
+    if point in faults.FOLDER or point in faults.SQLITE:
+        return ("both", "files" if point in faults.FOLDER else "sqlite")[turn % 2]
     return ("files", "sqlite", "both")[turn % 3]
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from onceflow.committables import describe
 from onceflow.sinks import Files, Position, Publication, Sink, Sqlite
-from onceflow.sinks.commits import published_files
-from onceflow.sinks.committables import describe
+from onceflow.sinks.files import published_files
 
 LINEAGE = "0f8fad5b-d9cb-469f-a165-70867728950e"
 OUTPUT = "job/query/counts"

@@ -16,7 +16,7 @@ from turns import Killed, Stepped, Truth, Turns, seeds
 
 from onceflow.epoch_log import Decision, EpochLog, OutputDecision
 from onceflow.errors import Damaged, Fenced, OnceflowError
-from onceflow.sinks.ledger import Committable, Position
+from onceflow.ledger import Committable, Position
 from onceflow.storage import LocalStore, NumberedLog, Put, Store
 from onceflow.testing import faults
 

@@ -14,8 +14,8 @@ from onceflow.epoch_log import Decision
 from onceflow.errors import CheckpointRefused, Damaged, JobError
 from onceflow.home import JobFolder, Query, jobs
 from onceflow.identity import refuse_foreign_ledger, refuse_other_checkpoint
+from onceflow.ledger import Ledger, Position
 from onceflow.session import REQUIRED
-from onceflow.sinks.ledger import Ledger, Position
 from onceflow.spark_inside import Checkpoint
 from onceflow.storage import LocalStore, seal
 from onceflow.testing import faults

@@ -273,6 +273,7 @@ def test_the_public_names_are_these() -> None:
         "Committable",
         "Files",
         "Ledger",
+        "Log",
         "Outcome",
         "Position",
         "Publication",
@@ -282,7 +283,7 @@ def test_the_public_names_are_these() -> None:
         "judge",
         "open_target",
     ]
-    assert onceflow.sources.__all__ == ["Files", "Source"]
+    assert onceflow.sources.__all__ == ["Files", "Log", "Source"]
 
 
 @pytest.mark.parametrize("module", [onceflow, onceflow.sinks, onceflow.sources])

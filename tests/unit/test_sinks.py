@@ -330,8 +330,8 @@ def test_a_sink_is_found_again_from_what_a_fence_says_of_it(target: Target) -> N
 # ---------------------------------------------------------------- crashes
 
 CRASHES = [
-    *((FilesTarget, point, visit) for point in (*faults.FILES, *faults.PUT) for visit in (1,)),
-    (FilesTarget, "files.moved-one", 2),
+    *((FilesTarget, point, visit) for point in (*faults.FOLDER, *faults.PUT) for visit in (1,)),
+    (FilesTarget, "folder.moved-one", 2),
     *((SqliteTarget, point, 1) for point in faults.SQLITE),
 ]
 
@@ -389,7 +389,7 @@ def test_a_reader_sees_whole_epochs_at_every_moment_of_a_publish(
     seen: list[list[int]] = []
     faults.arm(point, lambda _: seen.append(target.rows()), visit=visit)
     publish(target, sink, 1)
-    committed = point in ("files.committed", "sqlite.committed", "put.linked")
+    committed = point in ("folder.committed", "sqlite.committed", "put.linked")
     assert seen == [all_rows(0, 1) if committed else rows_of(0)]
 
 
@@ -419,7 +419,7 @@ def test_a_reader_in_another_process_sees_whole_epochs_only(target: Target) -> N
 # ---------------------------------------------------------------- zombies
 
 
-@pytest.mark.parametrize("point", ["files.moved-one", "files.moved", "put.written"])
+@pytest.mark.parametrize("point", ["folder.moved-one", "folder.moved", "put.written"])
 def test_a_driver_that_wakes_up_in_the_middle_of_a_publish_adds_nothing(
     tmp_path: Path, point: str
 ) -> None:
@@ -475,7 +475,7 @@ class LosesAnswers(LocalStore):
 def test_a_commit_entry_whose_answer_got_lost_is_known_by_its_nonce(tmp_path: Path) -> None:
     target = FilesTarget(tmp_path)
     sink = Files(target.path)
-    sink._log.store = LosesAnswers(target.path)
+    sink._commits.log.store = LosesAnswers(target.path)
     sink.fence(OUTPUT, term=1, token="token 1")
     publish(target, sink, 0, 1, 2)
     assert target.rows() == all_rows(0, 1, 2)

@@ -24,10 +24,10 @@ from targets import (
 )
 from turns import Killed, Stepped, Truth, Turns, seeds
 
+from onceflow.committables import BY, describe, verify
 from onceflow.errors import Damaged, Fenced, JobError, PublishFailed, TargetForeign
 from onceflow.sinks import Files, Outcome, Position, Publication, Staged
-from onceflow.sinks.commits import published_files
-from onceflow.sinks.committables import BY, describe, verify
+from onceflow.sinks.files import published_files
 from onceflow.storage import LocalStore
 from onceflow.testing import faults
 
@@ -61,6 +61,10 @@ def target(tmp_path: Path) -> FilesTarget:
 
 def commits(target: FilesTarget) -> list[str]:
     return sorted(os.listdir(target.path / "_commits"))
+
+
+def manifests(target: FilesTarget) -> list[str]:
+    return sorted(os.listdir(target.path / "_manifests"))
 
 
 # ---------------------------------------------------------------- the folder
@@ -130,7 +134,7 @@ def test_a_moved_file_that_was_damaged_is_not_published(target: FilesTarget) -> 
     """The driver was killed after it moved the files; somebody cut one of them."""
     decided = publication(target.root, 0)
     fenced(target)
-    faults.arm("files.moved", "raise")
+    faults.arm("folder.moved", "raise")
     with pytest.raises(faults.InjectedFault):
         files(target).publish(decided)
     moved = target.path / "0000000000-part-00001.parquet"
@@ -293,8 +297,25 @@ def test_all_files_stay_listed_through_many_roll_ups(target: FilesTarget) -> Non
         assert target.rows() == all_rows(epoch + 1)
         assert len(commits(target)) < 12
     assert files(target).published(OUTPUT).position == Position(LINEAGE, 19)
-    assert any(name.startswith("manifest-") for name in commits(target))
+    assert manifests(target)
     sink.settled(OUTPUT)
+
+
+def test_manifests_form_a_tree_so_that_a_roll_up_stays_small(
+    target: FilesTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onceflow.commits._FAN_OUT", 3)
+    sink = fenced(target, roll_up_every=2)
+    for epoch in range(60):
+        publish(target, sink, epoch)
+        assert len(sink._folder.manifests) < 12
+    assert {name[0] for name in manifests(target)} == {"0", "1", "2", "3"}
+    assert target.rows() == all_rows(60)
+    before = manifests(target)
+    files(target).sweep(below_term=2)
+    assert manifests(target) == before, "none of the tree is left over"
+    publish(target, fenced(target, term=2, roll_up_every=2), 60, 61, term=2)
+    assert target.rows() == all_rows(62)
 
 
 def test_the_first_roll_up_comes_after_a_hundred_commits(target: FilesTarget) -> None:
@@ -303,10 +324,8 @@ def test_the_first_roll_up_comes_after_a_hundred_commits(target: FilesTarget) ->
         sink.publish(publication(target.root, epoch, files=()))
     assert len(commits(target)) == 99
     publish(target, sink, 98)
-    assert commits(target) == [
-        "manifest-000000000001-000000000100.json",
-        "rollup-000000000100.json",
-    ]
+    assert commits(target) == ["rollup-000000000100.json"]
+    assert manifests(target) == ["0-000000000001-000000000100.json"]
     publish(target, sink, 99)
     assert target.rows() == [*rows_of(98), *rows_of(99)]
 
@@ -347,23 +366,23 @@ def test_a_driver_that_stood_below_a_roll_up_writes_nothing_on_a_freed_name(
     older = fenced(target)
     publish(target, older, 0)
     decided = publication(target.root, 1)
-    older._log.store = Late(target.path)
+    older._commits.log.store = Late(target.path)
     assert older.publish(decided) is Outcome.ALREADY_PUBLISHED
     assert target.rows() == all_rows(6)
 
 
 def test_a_manifest_that_is_gone_is_damage(target: FilesTarget) -> None:
     publish(target, fenced(target, roll_up_every=3), *range(5))
-    manifest = next(name for name in commits(target) if name.startswith("manifest-"))
-    (target.path / "_commits" / manifest).unlink()
+    manifest = manifests(target)[0]
+    (target.path / "_manifests" / manifest).unlink()
     with pytest.raises(Damaged, match=manifest):
         target.rows()
 
 
 def test_a_manifest_that_was_swapped_for_another_is_damage(target: FilesTarget) -> None:
     publish(target, fenced(target, roll_up_every=3), *range(8))
-    first, second, *_ = (n for n in commits(target) if n.startswith("manifest-"))
-    shutil.copy(target.path / "_commits" / first, target.path / "_commits" / second)
+    first, second, *_ = manifests(target)
+    shutil.copy(target.path / "_manifests" / first, target.path / "_manifests" / second)
     with pytest.raises(Damaged, match=second):
         target.rows()
 
@@ -425,7 +444,7 @@ def test_a_paused_driver_that_rolls_up_what_is_rolled_up_doubles_nothing(
         faults.disarm()
         fenced(target, term=3)
 
-    faults.arm("files.committed", take_over)
+    faults.arm("folder.committed", take_over)
     publish(target, older, 2)
     assert target.rows() == all_rows(4)
 
@@ -466,7 +485,7 @@ class Story:
         term = self.leader
         sink = files(self.target, roll_up_every=3)
         local = LocalStore(self.target.path)
-        sink._log.store = Stepped(local, self.turns, self.truth, lose=self.lose)
+        sink._commits.log.store = Stepped(local, self.turns, self.truth, lose=self.lose)
         sink.fence(OUTPUT, term=term, token=f"token {term}")
         if self.decided:
             self.publish(sink, term)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from onceflow.ledger import Committable, Ledger, Outcome, Position, Publication, judge
 from onceflow.sinks.base import Sink, Staged
 from onceflow.sinks.files import Files
-from onceflow.sinks.ledger import Committable, Ledger, Outcome, Position, Publication, judge
+from onceflow.sinks.log import Log
 from onceflow.sinks.sqlite import Sqlite
 
 __all__ = [
     "Committable",
     "Files",
     "Ledger",
+    "Log",
     "Outcome",
     "Position",
     "Publication",
@@ -23,7 +25,9 @@ __all__ = [
     "open_target",
 ]
 
-_KINDS: dict[str, type[Files] | type[Sqlite]] = {"files": Files, "sqlite": Sqlite}
+_KINDS: dict[str, type[Files] | type[Log] | type[Sqlite]] = {
+    "files": Files, "log": Log, "sqlite": Sqlite,
+}  # fmt: skip
 
 
 def open_target(target: dict[str, Any]) -> Sink | None:

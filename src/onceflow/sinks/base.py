@@ -6,16 +6,16 @@ declared on the driver, opens its target when it is asked to, and holds nothing 
 
 from __future__ import annotations
 
-import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from onceflow.errors import JobError, SchemaMismatch
-from onceflow.sinks.ledger import Committable, Ledger, Outcome, Publication
+from onceflow.errors import JobError
+from onceflow.ledger import Committable, Ledger, Outcome, Publication
+from onceflow.schema import quoted
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Sink(ABC):
 
     guarantee: ClassVar[str] = "exactly-once"
     modes: ClassVar[tuple[str, ...]] = ("append",)
-    by: tuple[str, ...] = ()  # columns that make sub-folders of the target
+    shared: ClassVar[bool] = False  # may several outputs have it as their target?
+    by: tuple[str, ...] = ()  # what makes sub-folders of the target
     roll_bytes: int | None = None  # about how large one staged file may become
 
     @abstractmethod
@@ -66,6 +67,12 @@ class Sink(ABC):
     def prepare(self, output: str, schema: str, mode: str) -> None:
         """Check, before anything is staged, that the target fits. Never changes rows."""
 
+    def by_columns(self) -> list[Any]:
+        """A Spark column for each part of `by`."""
+        from pyspark.sql import functions as F
+
+        return [F.col(quoted(name)) for name in self.by]
+
     def stage(self, staged: Staged) -> tuple[Committable, ...]:
         """Turn the staged Parquet files into what `publish` wants. Raises `BadRows`."""
         return staged.files
@@ -89,69 +96,6 @@ class Sink(ABC):
                 f"{self} does not take output mode {mode!r}; it takes {' and '.join(self.modes)}",
                 hint=hint or "choose another mode or another sink",
             )
-
-
-# ---------------------------------------------------------------- schemas (Spark's JSON)
-
-
-def columns(schema: str) -> dict[str, str]:
-    """Column -> type, as a person writes it."""
-    return {field["name"]: type_name(field["type"]) for field in json.loads(schema)["fields"]}
-
-
-def type_name(kind: Any) -> str:
-    if isinstance(kind, str):
-        return kind
-    match kind["type"]:
-        case "struct":
-            inner = ", ".join(f"{f['name']}: {type_name(f['type'])}" for f in kind["fields"])
-            return f"struct<{inner}>"
-        case "array":
-            return f"array<{type_name(kind['elementType'])}>"
-        case "map":
-            return f"map<{type_name(kind['keyType'])}, {type_name(kind['valueType'])}>"
-        case other:
-            return str(other)
-
-
-def leaf_types(schema: str) -> dict[str, set[str]]:
-    """Column -> the types of its values, however deep they lie. Names of fields are no types."""
-
-    def walk(kind: Any) -> set[str]:
-        match kind:
-            case str():
-                return {kind}
-            case {"type": "struct"}:
-                return set().union(*(walk(field["type"]) for field in kind["fields"]))
-            case {"type": "array"}:
-                return walk(kind["elementType"])
-            case {"type": "map"}:
-                return walk(kind["keyType"]) | walk(kind["valueType"])
-            case _:
-                return {str(kind.get("sqlType", kind["type"]))}
-
-    return {field["name"]: walk(field["type"]) for field in json.loads(schema)["fields"]}
-
-
-def quoted(column: str) -> str:
-    """A name as Spark's parser wants it, whatever is in it."""
-    return "`" + column.replace("`", "``") + "`"
-
-
-def refuse_difference(target: str, have: Mapping[str, str], want: Mapping[str, str]) -> None:
-    """`SchemaMismatch` that names every column in which target and rows differ."""
-    wrong = [f"{c} ({want[c]}) is not in the target" for c in want if c not in have]
-    wrong += [f"{c} ({have[c]}) is in the target only" for c in have if c not in want]
-    wrong += [
-        f"{c} is {want[c]}, the target has {have[c]}"
-        for c in want
-        if c in have and have[c] != want[c]
-    ]
-    if wrong:
-        raise SchemaMismatch(
-            f"the rows do not fit {target}:\n  - " + "\n  - ".join(wrong),
-            hint="select and cast the columns that the target has, or write to a new target",
-        )
 
 
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}

@@ -23,8 +23,7 @@ from onceflow.errors import (
     TargetError,
     TargetForeign,
 )
-from onceflow.sinks.base import Sink, Staged, columns, leaf_types, refuse_difference
-from onceflow.sinks.ledger import (
+from onceflow.ledger import (
     Committable,
     Ledger,
     Outcome,
@@ -33,6 +32,8 @@ from onceflow.sinks.ledger import (
     judge,
     staged_file_gone,
 )
+from onceflow.schema import columns, leaf_types, refuse_difference
+from onceflow.sinks.base import Sink, Staged
 from onceflow.sinks.sqlite_values import affinity, quote, sqlite_type, sqlite_values
 from onceflow.storage import make_dirs
 from onceflow.testing.faults import reach

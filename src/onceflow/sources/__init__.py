@@ -2,5 +2,6 @@
 
 from onceflow.sources.base import Source
 from onceflow.sources.files import Files
+from onceflow.sources.log import Log
 
-__all__ = ["Files", "Source"]
+__all__ = ["Files", "Log", "Source"]

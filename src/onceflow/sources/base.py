@@ -20,6 +20,14 @@ class Source(ABC):
     def stream(self, spark: SparkSession, name: str) -> DataFrame:
         """The rows, as a plain streaming DataFrame whose source is called `name`."""
 
+    def pin(self) -> dict[str, Any] | None:
+        """Where a first start begins, if that is not the same a moment later ("latest")."""
+        return None
+
+    def pinned(self, pin: dict[str, Any]) -> Source:
+        """This source, beginning where `pin` says."""
+        return self
+
     def rejected(self, spark: SparkSession, name: str) -> DataFrame:
         """The rows that cannot be parsed; only asked for if `on_bad` is a sink."""
         raise JobError(f"{type(self).__name__} has no rows to reject", hint='leave on_bad="stop"')

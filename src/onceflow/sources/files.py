@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
 from onceflow.errors import BadInput, JobError
-from onceflow.sinks.base import Sink, leaf_types, quoted
+from onceflow.schema import leaf_types, quoted
+from onceflow.sinks.base import Sink
 from onceflow.sources.base import Source
 
 if TYPE_CHECKING:

@@ -41,11 +41,13 @@ EPOCH = (
     "epoch.swept",
 )
 PUT = ("put.written", "put.linked")
-FILES = ("files.moved-one", "files.moved", "files.committed")
+FOLDER = ("folder.moved-one", "folder.moved", "folder.committed")
 SQLITE = ("sqlite.begun", "sqlite.written", "sqlite.committed")
 ROLL_UP = ("rollup.written", "rollup.pruned-one")
 
-POINTS = OPENING + EPOCH + PUT + FILES + SQLITE + ROLL_UP
+TRIM = ("trim.committed", "trim.removed-one")  # no part of a job's life
+
+POINTS = OPENING + EPOCH + PUT + FOLDER + SQLITE + ROLL_UP
 
 
 class InjectedFault(Exception):
@@ -78,7 +80,7 @@ def arm(
     point: str, action: str | Callable[[str], None], *, visit: int = 1, folder: str = ""
 ) -> None:
     """Break this process at the given visit of `point`."""
-    if point not in POINTS:
+    if point not in POINTS + TRIM:
         raise ValueError(f"no fault point is called {point!r}; there are: {', '.join(POINTS)}")
     act = action if callable(action) else _action(action, folder)
     _armed[point] = _Armed(act, visit)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from onceflow.errors import Damaged
-from onceflow.sinks.ledger import Committable
+from onceflow.ledger import Committable
 from onceflow.storage import fsync_dir, fsync_file
 
 # Task attempts become visible in the staging area only when the whole job commits.

@@ -1,0 +1,7 @@
+"""The embedded log: a durable, partitioned log in a folder, for jobs without any server."""
+
+from __future__ import annotations
+
+from onceflow.log.embedded import DEFAULT_SCHEMA, Appended, EmbeddedLog
+
+__all__ = ["DEFAULT_SCHEMA", "Appended", "EmbeddedLog"]

@@ -1,0 +1,170 @@
+"""What the commits of a log come to: its schema, the offsets in use, and what was taken away.
+
+| commit | what it says |
+|---|---|
+| create | id, schema, partitions, key, retention |
+| fence, epoch | the ledger of a job's output; an epoch adds segments |
+| append | segments that a producer added without a job |
+| trim | offsets below these are gone for readers |
+| clean | the files of these offsets are removed |
+| drop | an output took rows back: these segments are gone; their offsets are never used again |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from onceflow.commits import Commit, Commits, Reference
+from onceflow.errors import Damaged
+
+Offsets = list[int]  # partition -> offset
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A Parquet file with consecutive rows of one partition."""
+
+    path: str  # relative to the log
+    partition: int
+    first: int  # offset of its first row
+    rows: int
+    bytes: int
+    crc32: int
+    commit: int
+    at: int  # microseconds since 1970: `_appended_at` of its rows
+
+    @property
+    def end(self) -> int:
+        return self.first + self.rows
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a log is created with."""
+
+    id: str
+    schema: str  # Spark's JSON
+    partitions: int
+    key: tuple[str, ...]
+    retain_ms: int | None = None
+    retain_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """Rows that an output took back, by commit `commit`."""
+
+    commit: int
+    partition: int
+    first: int
+    end: int
+
+
+class LogCommits(Commits):
+    """The commits of a log as far as they were read."""
+
+    facts: Facts | None
+    next: Offsets
+    low: Offsets  # the earliest offsets that can be read
+    cleaned: Offsets  # files below are removed
+    at: int  # of the newest commit; never goes back, whatever clocks do
+    bytes: int  # of all segments ever added
+    trimmed_at: int  # of the newest commit that a trim took rows from
+    dropped: list[Dropped]
+
+    def restarted(self, body: dict[str, Any]) -> None:
+        said = body.get("facts")
+        self.facts = Facts(**{**said, "key": tuple(said["key"])}) if said else None
+        partitions = self.facts.partitions if self.facts else 0
+        self.next = list(body.get("next", [0] * partitions))
+        self.low = list(body.get("low", [0] * partitions))
+        self.cleaned = list(body.get("cleaned", [0] * partitions))
+        self.at, self.trimmed_at = body.get("at", 0), body.get("trimmed_at", 0)
+        self.bytes = body.get("bytes", 0)
+        self.dropped = [Dropped(*drop) for drop in body.get("dropped", ())]
+
+    def applied(self, number: int, entry: Commit) -> None:
+        if entry["type"] == "create":
+            self.restarted({"facts": entry["facts"], "at": entry["at"]})
+            return
+        if self.facts is None or entry.get("log", self.facts.id) != self.facts.id:
+            raise Damaged(
+                f"commit {number} of a log belongs to another log", hint="put back its own commits"
+            )
+        self.at = max(self.at, entry.get("at", 0))
+        match entry["type"]:
+            case "trim":
+                self.low = [max(pair) for pair in zip(self.low, entry["below"], strict=True)]
+                self.trimmed_at = max(self.trimmed_at, entry["last"])
+            case "clean":
+                self.cleaned = [
+                    max(pair) for pair in zip(self.cleaned, entry["below"], strict=True)
+                ]
+                self.dropped = [d for d in self.dropped if d.end > self.cleaned[d.partition]]
+            case "drop":
+                self.dropped += [Dropped(number, *drop) for drop in entry["drop"]]
+        for file in entry.get("files", ()):
+            partition = file["partition"]
+            if file["first"] != self.next[partition]:
+                raise Damaged(
+                    f"commit {number} begins at offset {file['first']} of partition {partition}, "
+                    f"but {self.next[partition]} follows: commits are missing or swapped",
+                    hint="put the commits of the log back from a backup",
+                )
+            self.next[partition] += file["rows"]
+            self.bytes += file["bytes"]
+
+    def rolled(self) -> dict[str, Any]:
+        assert self.facts is not None
+        # Nobody can read below `cleaned`, so what lies below need not be named any more.
+        self.manifests = [ref for ref in self.manifests if not covers(self.cleaned, ref["next"])]
+        return {
+            "facts": {**vars(self.facts), "key": list(self.facts.key)},
+            "next": self.next, "low": self.low, "cleaned": self.cleaned, "at": self.at,
+            "bytes": self.bytes, "trimmed_at": self.trimmed_at,
+            "dropped": [[d.commit, d.partition, d.first, d.end] for d in self.dropped],
+        }  # fmt: skip
+
+    def kept(self, number: int, entry: Commit) -> Commit:
+        owner: Commit = {k: entry[k] for k in ("output", "lineage", "epoch") if k in entry}
+        return {"commit": number, "at": entry["at"], "files": entry["files"], **owner}
+
+    def summary(self) -> dict[str, Any]:
+        return {"next": list(self.next), "at": self.at, "bytes": self.bytes}
+
+    def has_dropped(self, segment: Segment) -> bool:
+        return any(
+            drop.partition == segment.partition and drop.first <= segment.first < drop.end
+            for drop in self.dropped
+        )
+
+
+def covers(offsets: Offsets, others: Offsets) -> bool:
+    """Is `offsets` at or behind `others` in every partition?"""
+    return all(mine >= other for mine, other in zip(offsets, others, strict=True))
+
+
+def segments_of(commit: Commit) -> list[Segment]:
+    return [
+        Segment(
+            path=file["path"],
+            partition=file["partition"],
+            first=file["first"],
+            rows=file["rows"],
+            bytes=file["bytes"],
+            crc32=file["crc32"],
+            commit=commit["commit"],
+            at=commit["at"],
+        )
+        for file in commit["files"]
+    ]
+
+
+def above(start: Offsets) -> Any:
+    """For `CommitLog.published`: manifests that have rows at or above `start`."""
+
+    def wanted(reference: Reference) -> bool:
+        return not covers(start, reference["next"])
+
+    return wanted

@@ -1,0 +1,408 @@
+"""The embedded log: a folder that is a partitioned, append-only, replayable log.
+
+    <log>/partition=<p>/<unique>.parquet   segments; they never change
+    <log>/_commits, <log>/_manifests       which segments count, with their offsets
+    <log>/_readers                         who reads, and what each still needs
+    <log>/_appending                       producers at work; what a dead one left is removed
+
+Readers see whole commits only. Any number of producers may append at once: who loses the put of a
+commit reads the winner's and puts its own behind it, with other offsets and the same segments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onceflow.commits import Commit, CommitLog
+from onceflow.errors import Damaged, Fenced, JobError, OnceflowError, OutOfRange
+from onceflow.log.appending import Appending, sweep
+from onceflow.log.commits import Facts, LogCommits, Offsets, Segment, above, covers, segments_of
+from onceflow.log.segments import (
+    OURS,
+    Slice,
+    fit,
+    read_slice,
+    refuse_key,
+    split_by_key,
+    write_segment,
+)
+from onceflow.schema import (
+    arrow_schema,
+    columns,
+    nullable,
+    parse_schema,
+    refuse_difference,
+    spark_schema,
+)
+from onceflow.storage import fsync_dir, make_dirs
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DEFAULT_SCHEMA = "value string, event_time timestamp"
+KIND = "log"
+ROLL_UP_EVERY = 16  # commits: opening a log never reads more than these one by one
+SEGMENT_ROWS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Appended:
+    """What an append did: its commit, and how many rows. `already`: it had been done before."""
+
+    commit: int
+    rows: int
+    already: bool = False
+
+
+class EmbeddedLog:
+    """Rows that were appended are there exactly once, at offsets that never change.
+
+    It does not keep an order between partitions, and it is for one machine's disk: for traffic
+    of many machines use Kafka.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """An existing log. See `create`."""
+        self.path = Path(os.path.abspath(path))
+        self.view = LogCommits(keep=True)
+        self.commits = CommitLog(self.path, KIND, self.view)
+        self.refresh()
+
+    def __str__(self) -> str:
+        return f"Log({str(self.path)!r})"
+
+    @property
+    def facts(self) -> Facts:
+        assert self.view.facts is not None
+        return self.view.facts
+
+    @property
+    def schema(self) -> pa.Schema:
+        return arrow_schema(self.facts.schema)
+
+    def refresh(self) -> EmbeddedLog:
+        """Read what was committed since."""
+        if not (self.path / "_commits").is_dir():
+            says = "is not a log" if self.path.exists() else "does not exist"
+            raise JobError(
+                f"{self.path} {says}", hint=f"create it: onceflow log create {self.path}"
+            )
+        refuse_other_kind(self.path)
+        self.commits.catch_up()
+        if self.view.facts is None:
+            raise JobError(
+                f"{self.path} has no commits: it is not a log, or its creation was interrupted",
+                hint=f"onceflow log create {self.path}",
+            )
+        return self
+
+    # -------------------------------------------------------------- creation
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        schema: str | pa.Schema = DEFAULT_SCHEMA,
+        *,
+        partitions: int = 1,
+        key: Iterable[str] = (),
+        retain_ms: int | None = None,
+        retain_bytes: int | None = None,
+        exist_ok: bool = False,
+    ) -> EmbeddedLog:
+        """A new log. `exist_ok`: one that is there already will do, if its columns are these."""
+        root = Path(os.path.abspath(path))
+        facts = Facts(
+            id=str(uuid.uuid4()),
+            schema=_spark_json(schema),
+            partitions=partitions,
+            key=tuple(key),
+            retain_ms=retain_ms,
+            retain_bytes=retain_bytes,
+        )
+        refuse_facts(facts)
+        _refuse_strange_folder(root)
+        view = LogCommits()
+        log = CommitLog(root, KIND, view)
+
+        def make() -> Commit | None:
+            if view.facts is not None:
+                return None
+            return {"type": "create", "facts": asdict(facts), "at": _now()}
+
+        if log.append(make) is None:
+            if not exist_ok:
+                raise JobError(f"{root} is a log already", hint="append to it, or name a new one")
+            assert view.facts is not None
+            refuse_difference(f"Log({str(root)!r})", columns(view.facts.schema),
+                              columns(facts.schema))  # fmt: skip
+        return cls(root)
+
+    # -------------------------------------------------------------- appending
+
+    def append(
+        self,
+        rows: pa.Table | Iterable[pa.Table],
+        *,
+        producer: str = "",
+        sequence: int | None = None,
+    ) -> Appended:
+        """Append all rows in one commit, or none of them.
+
+        With `producer` and `sequence` (a number that grows) an append that is tried again is
+        done once: the log remembers the last sequence of each producer.
+        """
+        if bool(producer) != (sequence is not None) or "/" in producer:
+            raise JobError(
+                f"producer {producer!r} with sequence {sequence}: both or neither, and no '/'",
+                hint='append(rows, producer="import", sequence=7)',
+            )
+        self.refresh()
+        done = None
+        try:
+            with Appending(self.path, self.view.position) as appending:
+                written = list(self._write(rows, appending))
+                digest = _digest(written)
+
+                def make() -> Commit | None:
+                    ledger = {}
+                    if producer:
+                        assert sequence is not None
+                        if self._already(producer, sequence, digest):
+                            return None
+                        ledger = {"output": producer, "term": 0, "lineage": "", "epoch": sequence,
+                                  "decision": digest}  # fmt: skip
+                    return {**ledger, **self.commit_of("append", written)}
+
+                done = self.commits.append(make) if written or producer else None
+                if done is not None:
+                    appending.keep()
+        finally:
+            if done is None:
+                with contextlib.suppress(OnceflowError, OSError):
+                    sweep(self.path, self)
+        self.refresh()
+        if done is not None:
+            self.keep_house()
+        count = sum(file["rows"] for file in written)
+        return Appended(self.view.position, count, already=done is None and bool(producer))
+
+    def commit_of(self, kind: str, written: Iterable[dict[str, Any]]) -> Commit:
+        """A commit that adds these files at the head as it stands now."""
+        following, files = list(self.view.next), []
+        for file in written:
+            files.append({**file, "first": following[file["partition"]]})
+            following[file["partition"]] += file["rows"]
+        return {"type": kind, "log": self.facts.id, "at": max(_now(), self.view.at), "files": files}
+
+    def _write(
+        self, rows: pa.Table | Iterable[pa.Table], appending: Appending
+    ) -> Iterator[dict[str, Any]]:
+        import pyarrow as pa
+
+        tables = [rows] if isinstance(rows, pa.Table) else rows
+        folders, schema, begun = set(), self.schema, [0] * self.facts.partitions
+        for table in tables:
+            fitting = fit(table, schema, str(self))
+            for at in range(0, fitting.num_rows, SEGMENT_ROWS):
+                piece = fitting.slice(at, SEGMENT_ROWS)
+                for partition, part in self._split(piece, begun).items():
+                    path = appending.name(partition)
+                    size, crc = write_segment(part, self.path / path)
+                    folders.add((self.path / path).parent)
+                    begun[partition] += part.num_rows
+                    yield {"path": path, "partition": partition, "rows": part.num_rows,
+                           "bytes": size, "crc32": crc}  # fmt: skip
+        for folder in folders:
+            fsync_dir(folder)
+
+    def _split(self, rows: pa.Table, begun: Offsets) -> dict[int, pa.Table]:
+        if self.facts.key:
+            return split_by_key(rows, self.facts.key, self.facts.partitions)
+        filled = [a + b for a, b in zip(self.view.next, begun, strict=True)]
+        return {filled.index(min(filled)): rows}
+
+    def _already(self, producer: str, sequence: int, digest: str) -> bool:
+        ledger = self.view.ledger(producer)
+        last = ledger.position.epoch if ledger.position else None
+        if last is None or last < sequence:
+            return False
+        if last == sequence and ledger.decision == digest:
+            return True
+        what = "with other rows" if last == sequence else f"and is at {last}"
+        raise Fenced(
+            f"producer {producer!r} has appended sequence {sequence} to {self} before, {what}: "
+            "two producers use one name, or the input has changed",
+            hint="give every producer a name of its own, and every batch a higher sequence",
+        )
+
+    def keep_house(self) -> None:
+        """After a commit: roll up and retain now and then, remove what dead producers left."""
+        from onceflow.log.retention import retain
+
+        mine = self.view.position % ROLL_UP_EVERY == 0  # else somebody who should have was killed
+        if self.commits.roll_up(every=ROLL_UP_EVERY if mine else 3 * ROLL_UP_EVERY):
+            self.refresh()
+            retain(self)
+        sweep(self.path, self)
+
+    # -------------------------------------------------------------- reading
+
+    def segments(self, start: Offsets, end: Offsets) -> Iterator[Segment]:
+        """The segments that have rows of the range, in the order of their commits."""
+        reached = list(start)
+        for commit in self.commits.published(above(start)):
+            if covers(reached, end):
+                return
+            for segment in segments_of(commit):
+                p = segment.partition
+                reached[p] = max(reached[p], segment.end)
+                inside = segment.end > start[p] and segment.first < end[p]
+                if inside and not self.view.has_dropped(segment):
+                    yield segment
+
+    def slices(self, start: Offsets, end: Offsets) -> list[Slice]:
+        """What to read for a range; `OutOfRange` if some of it is gone or not there yet."""
+        self.refuse_range(start, end)
+        found = []
+        try:
+            for segment in self.segments(start, end):
+                first = max(segment.first, start[segment.partition])
+                last = min(segment.end, end[segment.partition])
+                found.append(Slice(segment, first - segment.first, last - first))
+        except Damaged:  # a manifest may have been trimmed away while we looked
+            self.refresh().refuse_range(start, end)
+            raise
+        return found
+
+    def refuse_range(self, start: Offsets, end: Offsets) -> None:
+        for p, (first, last, low, head) in enumerate(
+            zip(start, end, self.view.low, self.view.next, strict=True)
+        ):
+            if first < low and first < last:
+                raise OutOfRange(
+                    f"{self}: offset {first} of partition {p} is gone, the earliest is {low}: "
+                    "the log was trimmed",
+                    hint="start a new job at start='earliest', or bring the log back from a backup",
+                )
+            if last > head:
+                raise OutOfRange(
+                    f"{self}: offset {last} of partition {p} is not there, the log ends at {head}: "
+                    "it was set back or replaced",
+                    hint="bring back the log as it was (its newest copy)",
+                )
+
+    def read(self, start: Offsets | None = None, end: Offsets | None = None,
+             columns: Iterable[str] | None = None) -> Iterator[pa.RecordBatch]:  # fmt: skip
+        """The committed rows as Arrow batches, in the order of their commits."""
+        names = self.columns(columns)
+        begin, stop = start or list(self.view.low), end or list(self.view.next)
+        for part in self.slices(begin, stop):
+            yield from read_slice(self.path, part, self.schema, names)
+
+    def columns(self, wanted: Iterable[str] | None = None) -> list[str]:
+        have = [*self.schema.names, *OURS]
+        names = have if wanted is None else list(wanted)
+        wrong = [name for name in names if name not in have]
+        if wrong or not names:
+            raise JobError(
+                f"{self} has no column {', '.join(wrong) or '(none was named)'}",
+                hint=f"its columns are {', '.join(have)}",
+            )
+        return names
+
+    def offsets_at(self, time_us: int) -> Offsets:
+        """The offsets of the first rows that were appended at or after a time."""
+        if time_us > _now():
+            raise OutOfRange(f"{self}: {_when(time_us)} is in the future", hint="name a past time")
+        found: list[int | None] = [None] * self.facts.partitions
+        for commit in self.commits.published(lambda reference: reference["at"] >= time_us):
+            if commit["at"] < time_us:
+                continue
+            for segment in segments_of(commit):
+                p = segment.partition
+                found[p] = segment.first if found[p] is None else found[p]
+            if None not in found:
+                break
+        offsets = [self.view.next[p] if at is None else at for p, at in enumerate(found)]
+        if time_us <= self.view.trimmed_at or not covers(offsets, self.view.low):
+            raise OutOfRange(
+                f"{self}: rows since {_when(time_us)} were trimmed",
+                hint="use start='earliest' for what is left",
+            )
+        return offsets
+
+
+# ---------------------------------------------------------------- checks
+
+
+def refuse_facts(facts: Facts) -> None:
+    kinds = columns(facts.schema)
+    arrow_schema(facts.schema)
+    ours = [name for name in kinds if name.lower() in OURS]
+    if ours:
+        raise JobError(
+            f"column {', '.join(ours)} has a name that every log has", hint="rename or drop it"
+        )
+    if not 1 <= facts.partitions <= 1024:
+        raise JobError(f"a log has 1 to 1024 partitions, not {facts.partitions}")
+    refuse_key(facts.key, kinds)
+    for name, value in (("age", facts.retain_ms), ("size", facts.retain_bytes)):
+        if value is not None and value < 1:
+            raise JobError(f"the {name} to retain must be above zero")
+
+
+def refuse_other_kind(path: Path) -> None:
+    """An output folder of Files has commits too."""
+    for name in sorted(os.listdir(path / "_commits"))[:3]:
+        try:
+            head = json.loads((path / "_commits" / name).read_bytes().partition(b"\n")[0])
+            found = str(head["onceflow"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # reading the commits says what is wrong with it
+        if found != f"{KIND} commit":
+            raise JobError(f"{path} is not a log: it has {found}s", hint="look at the path")
+
+
+def _refuse_strange_folder(root: Path) -> None:
+    if root.exists() and not root.is_dir():
+        raise JobError(f"{root} is not a folder", hint="name a new folder")
+    names = os.listdir(root) if root.exists() else []
+    if "_commits" in names:
+        refuse_other_kind(root)
+    elif names:
+        raise JobError(
+            f"{root} holds other files: {', '.join(sorted(names)[:5])}",
+            hint="name a new or an empty folder",
+        )
+    make_dirs(root)
+
+
+def _spark_json(schema: str | pa.Schema) -> str:
+    if not isinstance(schema, str):
+        return nullable(spark_schema(schema))
+    return nullable(schema if schema.lstrip().startswith("{") else parse_schema(schema))
+
+
+def _digest(written: list[dict[str, Any]]) -> str:
+    facts = sorted((f["crc32"], f["bytes"], f["rows"]) for f in written)
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def _now() -> int:
+    return time.time_ns() // 1000
+
+
+def _when(time_us: int) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat().replace("+00:00", "Z")

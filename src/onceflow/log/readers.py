@@ -1,0 +1,79 @@
+"""Who reads a log, and what each still needs: retention stops there.
+
+A query that reads a log keeps one small file in it. What it needs only grows, so a file that was
+not brought up to date holds too much, never too little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from onceflow.errors import JobError
+from onceflow.log.commits import Offsets
+from onceflow.storage import LocalStore, replace_file, seal, unseal
+
+_FOLDER = "_readers"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A query that may still go back to `needs`, as of `at`."""
+
+    name: str  # job/query/source
+    lineage: str
+    home: str
+    needs: Offsets
+    at: str
+
+    @property
+    def file(self) -> str:
+        return f"{self.name.replace('/', ',')}-{self.lineage[:8]}.json"
+
+
+def hold_offsets(
+    end: Mapping[str, Any], oldest: Mapping[str, Any], *, query: str, lineage: str, home: str
+) -> None:
+    """Source -> offset: where a query stands, and the oldest one that it may go back to.
+
+    A log that may not be written to cannot be told; its owner must know who reads it.
+    """
+    for source, offset in end.items():
+        if isinstance(offset, dict) and {"log", "path", "next"} <= offset.keys():
+            needs = oldest[source]["next"] if source in oldest else [0] * len(offset["next"])
+            now = datetime.now(UTC).isoformat(timespec="milliseconds")
+            with contextlib.suppress(PermissionError):
+                hold(offset["path"], Reader(f"{query}/{source}", lineage, home, needs, now))
+
+
+def hold(log: str | os.PathLike[str], reader: Reader) -> None:
+    body = {**vars(reader)}
+    path = Path(log, _FOLDER, reader.file)
+    replace_file(path, seal("log reader", reader.name, body))
+
+
+def readers(log: str | os.PathLike[str]) -> list[Reader]:
+    store = LocalStore(log)
+    found = []
+    for name in sorted(store.list(_FOLDER)):
+        data = store.read(f"{_FOLDER}/{name}")
+        if data is not None:
+            where = store.where(f"{_FOLDER}/{name}")
+            found.append(Reader(**unseal(data, "log reader", None, where)))
+    return found
+
+
+def forget(log: str | os.PathLike[str], name: str) -> list[Reader]:
+    """The log no longer keeps rows for the readers of that name (a job, or job/query/source)."""
+    gone = [r for r in readers(log) if name in (r.name, r.name.partition("/")[0])]
+    if not gone:
+        names = ", ".join(r.name for r in readers(log)) or "none"
+        raise JobError(f"no reader is called {name}", hint=f"the log knows: {names}")
+    for reader in gone:
+        LocalStore(log).delete(f"{_FOLDER}/{reader.file}")
+    return gone

@@ -1,0 +1,144 @@
+"""Rows into the embedded log, published by its numbered commits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from onceflow.commits import Commit, CommitLog
+from onceflow.errors import JobError
+from onceflow.ledger import Ledger, Outcome, Publication
+from onceflow.log.commits import Facts
+from onceflow.log.embedded import ROLL_UP_EVERY, EmbeddedLog, refuse_facts
+from onceflow.log.segments import key_partition
+from onceflow.schema import columns, refuse_difference
+from onceflow.sinks.base import parse_bytes
+from onceflow.sinks.folder import FolderSink
+
+
+class Log(FolderSink):
+    """Every row of a decided epoch is in the log exactly once; readers see whole epochs.
+
+    It does not keep an order among the rows of one epoch. Rows of one `key` are in one partition,
+    epoch behind epoch. In update mode each row is a new version of its key: the last one counts.
+
+    The log is created by the first run, with the columns of the rows, if it is not there;
+    `partitions` and `key` are for that. Several outputs and producers may share one log.
+    """
+
+    modes = ("append", "update")
+    shared = True
+    roll_up_every = ROLL_UP_EVERY
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        key: str | Iterable[str] | None = None,
+        partitions: int | None = None,
+        roll: str = "256 MB",
+    ) -> None:
+        self.path = Path(os.path.abspath(path))
+        self.key = None if key is None else (key,) if isinstance(key, str) else tuple(key)
+        self.partitions = partitions
+        self.roll_bytes = parse_bytes(roll)
+        self._schema = ""
+        self._log: EmbeddedLog | None = None
+
+    def __str__(self) -> str:
+        return f"Log({str(self.path)!r})"
+
+    def target(self) -> dict[str, Any]:
+        return {
+            "kind": "log", "path": str(self.path), "key": self.key and list(self.key),
+            "partitions": self.partitions,
+        }  # fmt: skip
+
+    # -------------------------------------------------------------- before an epoch
+
+    def prepare(self, output: str, schema: str, mode: str) -> None:
+        self.refuse_mode(mode, "use Sqlite(path, table=…, key=…) for complete")
+        self._schema = schema
+        log = self._existing()
+        if log is None:
+            refuse_facts(Facts("", schema, self.partitions or 1, self.key or ()))
+            return
+        refuse_difference(str(self), columns(log.facts.schema), columns(schema))
+        if self.key is not None and self.key != log.facts.key:
+            has = f"key {', '.join(log.facts.key)}" if log.facts.key else "no key"
+            raise JobError(
+                f"{self} has {has}, the sink says key {', '.join(self.key)}",
+                hint="leave key= out, or write to a new log",
+            )
+        if self.partitions not in (None, log.facts.partitions):
+            raise JobError(
+                f"{self} has {log.facts.partitions} partitions, the sink says {self.partitions}",
+                hint="leave partitions= out, or write to a new log",
+            )
+
+    def _existing(self) -> EmbeddedLog | None:
+        if self._log is None and (self.path / "_commits").is_dir():
+            self._log = EmbeddedLog(self.path)
+        elif self._log is None and self.path.exists() and any(self.path.iterdir()):
+            raise JobError(f"{self.path} is not a log", hint="name a log or a new folder")
+        return self._log
+
+    @property
+    def by(self) -> tuple[str, ...]:  # type: ignore[override]
+        facts = self._log.facts if self._log else None
+        keyed = facts.key and facts.partitions > 1 if facts else False
+        return ("partition",) if keyed else ()
+
+    def by_columns(self) -> list[Any]:
+        assert self._log is not None
+        facts = self._log.facts
+        return [key_partition(facts.key, facts.partitions, columns(facts.schema))]
+
+    def sweep(self, *, below_term: int) -> None:
+        super().sweep(below_term=below_term)
+        assert self._log is not None
+        self._log.keep_house()
+
+    # -------------------------------------------------------------- ledger and publish
+
+    @property
+    def _commits(self) -> CommitLog:  # type: ignore[override]
+        assert self._log is not None
+        return self._log.commits
+
+    def published(self, output: str) -> Ledger:
+        return Ledger() if self._existing() is None else super().published(output)
+
+    def fence(self, output: str, *, term: int, token: str) -> Ledger:
+        if self._existing() is None:
+            self._log = EmbeddedLog.create(
+                self.path, self._schema, partitions=self.partitions or 1, key=self.key or (),
+                exist_ok=True,
+            )  # fmt: skip
+        return super().fence(output, term=term, token=token)
+
+    def publish(self, publication: Publication) -> Outcome:
+        assert self._existing() is not None
+        return super().publish(publication)
+
+    def _partition(self, publication: Publication, number: int) -> int:
+        assert self._log is not None
+        folder = publication.files[number].partition
+        if folder:
+            return int(folder.partition("=")[2])
+        return (publication.epoch + number) % self._log.facts.partitions
+
+    def _final(self, publication: Publication, number: int) -> Path:
+        name = os.path.basename(publication.files[number].path).removesuffix(".staged")
+        unique = f"{publication.lineage[:8]}-{publication.epoch:010d}-{name}"
+        return self.path / f"partition={self._partition(publication, number)}" / unique
+
+    def _commit(self, publication: Publication) -> Commit:
+        assert self._log is not None
+        files = [
+            {**self._entry(publication, n), "partition": self._partition(publication, n)}
+            for n in range(len(publication.files))
+        ]
+        return {**self._log.commit_of("epoch", files), "rows": publication.rows}

@@ -1,0 +1,130 @@
+"""The embedded log as a source."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from onceflow.errors import JobError
+from onceflow.log.embedded import EmbeddedLog
+from onceflow.sources.base import Source
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class Log(Source):
+    """Every committed row of the log is read exactly once, with its offset.
+
+    It does not keep an order between partitions. Rows of one commit come in one epoch, unless the
+    commit has more than `max_rows_per_epoch`.
+
+    `start`: "earliest", "latest", {partition: offset} or a time (a datetime, or text such as
+    "2026-11-15T10:00:00Z": rows that were appended at or after it). It counts for the first start
+    only; from then on the job goes on where it stood. Beside the log's own columns there are
+    `_partition`, `_offset` and `_appended_at`; `columns` names those that are read at all.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        start: str | datetime | dict[int, int] = "earliest",
+        columns: Iterable[str] | None = None,
+        max_rows_per_epoch: int | None = None,
+    ) -> None:
+        self.path = os.path.abspath(path)
+        self.start = start
+        self.columns = None if columns is None else list(columns)
+        self.max_rows_per_epoch = max_rows_per_epoch
+        if isinstance(columns, str):
+            raise JobError(f"columns={columns!r} must be a list", hint=f"columns=[{columns!r}]")
+        if max_rows_per_epoch is not None and max_rows_per_epoch < 1:
+            raise JobError(f"max_rows_per_epoch={max_rows_per_epoch} must be at least 1")
+
+    def __str__(self) -> str:
+        return f"Log({self.path!r})"
+
+    def stream(self, spark: SparkSession, name: str) -> DataFrame:
+        options = self._options(spark)
+        return spark.readStream.name(name).format("onceflow_log").options(**options).load()
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        """The committed rows, as they are at this moment."""
+        return spark.read.format("onceflow_log").options(**self._options(spark)).load()
+
+    def pin(self) -> dict[str, Any] | None:
+        """Where a first start begins, if that is not the same a moment later."""
+        if self.start == "earliest":
+            return None
+        log = EmbeddedLog(self.path)
+        return {"log": log.facts.id, "next": first_offsets(log, self.start)}
+
+    def pinned(self, pin: dict[str, Any]) -> Log:
+        """This source, beginning where `pin` says."""
+        log = EmbeddedLog(self.path)
+        if pin["log"] != log.facts.id:
+            raise JobError(
+                f"{self} is another log than the one this job was first started on",
+                hint="bring the log back, or start the job under a new home",
+            )
+        return Log(
+            self.path,
+            start=dict(enumerate(pin["next"])),
+            columns=self.columns,
+            max_rows_per_epoch=self.max_rows_per_epoch,
+        )
+
+    def _options(self, spark: SparkSession) -> dict[str, str]:
+        from onceflow.sources.log_stream import LogDataSource
+
+        log = EmbeddedLog(self.path)
+        start = first_offsets(log, self.start) if self.start not in ("earliest", "latest") else []
+        spark.dataSource.register(LogDataSource)
+        options = {
+            "path": self.path,
+            "columns": json.dumps(log.columns(self.columns)),
+            "start": json.dumps(start or self.start),
+            "tasks": str(spark.sparkContext.defaultParallelism),
+        }
+        if self.max_rows_per_epoch:
+            options["max_rows_per_epoch"] = str(self.max_rows_per_epoch)
+        return options
+
+
+def first_offsets(log: EmbeddedLog, start: Any) -> list[int]:
+    """`start` as offsets of the log as it is now."""
+    if start == "earliest":
+        return list(log.view.low)
+    if start == "latest":
+        return list(log.view.next)
+    if isinstance(start, dict):
+        partitions = range(log.facts.partitions)
+        strange = [p for p in start if p not in partitions]
+        if strange:
+            raise JobError(
+                f"{log} has no partition {', '.join(map(str, strange))}",
+                hint=f"it has 0 to {log.facts.partitions - 1}",
+            )
+        offsets = [start.get(p, log.view.low[p]) for p in partitions]
+        log.refuse_range(offsets, [max(o, n) for o, n in zip(offsets, log.view.next, strict=True)])
+        return offsets
+    return log.offsets_at(_microseconds(start))
+
+
+def _microseconds(start: Any) -> int:
+    if isinstance(start, str):
+        try:
+            start = datetime.fromisoformat(start)
+        except ValueError:
+            raise JobError(
+                f"start={start!r} is not a place in a log",
+                hint='use "earliest", "latest", {0: offset} or a time like "2026-11-15T10:00:00Z"',
+            ) from None
+    if not isinstance(start, datetime):
+        raise JobError(f"start={start!r} is not a place in a log", hint='use "earliest"')
+    start = start if start.tzinfo else start.replace(tzinfo=UTC)
+    return int(start.timestamp() * 1_000_000)

@@ -1,0 +1,244 @@
+"""The embedded log as a Python data source of Spark, batch and stream.
+
+An offset is {"log": id, "path": …, "commit": n, "next": [offset of each partition]}: the range up
+to `next`, planned when commit n was the newest. `path` tells the driver where to say what it
+still needs. `commit` tells rows that were taken back before a plan was made (they are passed by)
+from those that went later (an error: somebody has counted them).
+
+This module needs PySpark to be imported; `sources.log` imports it when a stream is made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from onceflow.errors import Damaged, OutOfRange
+from onceflow.log.commits import Offsets, above, covers, segments_of
+from onceflow.log.embedded import EmbeddedLog
+from onceflow.log.segments import OURS, Slice, read_slice
+from onceflow.schema import arrow_schema
+
+_LEAST_ROWS = 50_000  # in a task: fewer are not worth one
+
+
+class LogDataSource(DataSource):
+    """`spark.readStream.format("onceflow_log")`; `onceflow.sources.Log` fills in the options."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "onceflow_log"
+
+    def schema(self) -> StructType:
+        log = EmbeddedLog(self.options["path"])
+        own = {f["name"]: f for f in json.loads(log.facts.schema)["fields"]}
+        ours = {
+            n: {"name": n, "type": t, "nullable": False, "metadata": {}} for n, t in OURS.items()
+        }
+        names = json.loads(self.options["columns"])
+        fields = [{**{**own, **ours}[name], "nullable": name not in OURS} for name in names]
+        return StructType.fromJson({"type": "struct", "fields": fields})
+
+    def reader(self, schema: StructType) -> LogReader:
+        return LogReader(dict(self.options))
+
+    def streamReader(self, schema: StructType) -> LogStreamReader:
+        return LogStreamReader(dict(self.options))
+
+
+class Task(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, path: str, schema: str, columns: list[str], slices: list[Slice]) -> None:
+        self.path = path
+        self.schema = schema
+        self.columns = columns
+        self.slices = slices
+
+
+def read_task(task: Task) -> Iterator[Any]:
+    schema = arrow_schema(task.schema)
+    for part in task.slices:
+        try:
+            yield from read_slice(task.path, part, schema, task.columns)
+        except Damaged:  # or was it trimmed away a moment ago?
+            segment, log = part.segment, EmbeddedLog(task.path)
+            if segment.first < log.view.low[segment.partition] or log.view.has_dropped(segment):
+                raise OutOfRange(
+                    f"{log}: rows that this epoch reads (partition {segment.partition}, offset "
+                    f"{segment.first}) were trimmed or taken back while it ran",
+                    hint="start the job again; it says what is missing",
+                ) from None
+            raise
+
+
+def tasks(log: EmbeddedLog, slices: list[Slice], options: dict[str, str]) -> list[Task]:
+    """Consecutive slices in tasks of about the same number of rows."""
+    total = sum(part.take for part in slices)
+    wanted = max(1, min(int(options.get("tasks", "1")), total // _LEAST_ROWS))
+    share, groups, filled = -(-total // wanted), [[]], 0  # type: ignore[var-annotated]
+    for part in slices:
+        left = part
+        while left.take:
+            if filled >= share:
+                groups.append([])
+                filled = 0
+            take = min(left.take, share - filled)
+            groups[-1].append(Slice(left.segment, left.skip, take))
+            filled += take
+            left = Slice(left.segment, left.skip + take, left.take - take)
+    names = json.loads(options["columns"])
+    found = [Task(str(log.path), log.facts.schema, names, group) for group in groups if group]
+    return found or [Task(str(log.path), log.facts.schema, names, [])]
+
+
+class LogReader(DataSourceReader):
+    """The log as it is now."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        self.options = options
+
+    def partitions(self) -> list[Task]:
+        log = EmbeddedLog(self.options["path"])
+        start = _first(log, json.loads(self.options["start"]))
+        return tasks(log, log.slices(start, list(log.view.next)), self.options)
+
+    def read(self, partition: Task) -> Iterator[Any]:  # type: ignore[override]
+        return read_task(partition)
+
+
+class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The log as it grows."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        self.options = options
+        self._log: EmbeddedLog | None = None
+        self._target: Offsets | None = None
+
+    @property
+    def log(self) -> EmbeddedLog:
+        if self._log is None:
+            self._log = EmbeddedLog(self.options["path"])
+        return self._log
+
+    def initialOffset(self) -> dict[str, Any]:
+        return self._offset(_first(self.log, json.loads(self.options["start"])))
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = list(self.log.refresh().view.next)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        limit = self.options.get("max_rows_per_epoch")
+        return ReadMaxRows(int(limit)) if limit else ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        self.log.refresh()
+        self._refuse(start)
+        end = self._target or list(self.log.view.next)
+        end = [max(pair) for pair in zip(end, start["next"], strict=True)]
+        if isinstance(limit, ReadMaxRows):
+            end = admit(self.log, start["next"], end, limit.max_rows)
+        return start if end == start["next"] else self._offset(end)
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        return self._offset(list(self.log.view.next))
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Task]:
+        self.log.refresh()
+        self._refuse(start)
+        self._refuse_taken_back(end)
+        slices = self.log.slices(start["next"], end["next"])
+        return tasks(self.log, slices, self.options)
+
+    def read(self, partition: Task) -> Iterator[Any]:  # type: ignore[override]
+        return read_task(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        pass
+
+    def _offset(self, following: Offsets) -> dict[str, Any]:
+        log = self.log
+        return {"log": log.facts.id, "path": str(log.path), "commit": log.view.position,
+                "next": following}  # fmt: skip
+
+    def _refuse(self, start: dict[str, Any]) -> None:
+        """Is this the log that we read before, and is what we read still in it?"""
+        log = self.log
+        if start["log"] != log.facts.id:
+            raise OutOfRange(
+                f"{log} is another log than the one that was read before",
+                hint="bring back the log that was there, or start the job under a new home",
+            )
+        log.refuse_range(start["next"], start["next"])
+        for drop in log.view.dropped:
+            if start["commit"] < drop.commit and drop.first < start["next"][drop.partition]:
+                raise OutOfRange(
+                    f"{log}: rows that were read (partition {drop.partition}, offsets {drop.first} "
+                    f"to {drop.end - 1}) were taken back by the job that had written them",
+                    hint="restore this job too, to a cut before it read them",
+                )
+
+    def _refuse_taken_back(self, end: dict[str, Any]) -> None:
+        for drop in self.log.view.dropped:
+            if end["commit"] < drop.commit and drop.first < end["next"][drop.partition]:
+                raise OutOfRange(
+                    f"{self.log}: rows that this epoch would read (partition {drop.partition}, "
+                    f"offset {drop.first}) were taken back since it was planned",
+                    hint="start the job again; it plans the epoch anew",
+                )
+
+
+def admit(log: EmbeddedLog, start: Offsets, end: Offsets, most: int) -> Offsets:
+    """At most so many rows, in the order of commits; whole commits where one fits."""
+    reached, left = list(start), most
+    for commit in log.commits.published(above(start)):
+        if covers(reached, end):
+            break
+        after = list(reached)
+        rows = 0
+        for segment in segments_of(commit):
+            p = segment.partition
+            last = min(segment.end, end[p])
+            gone = log.view.has_dropped(segment)
+            if last > after[p]:
+                rows += 0 if gone else last - after[p]
+                after[p] = last
+        if rows <= left:
+            reached, left = after, left - rows
+            continue
+        if left == most:  # one commit alone is too large
+            reached = _part(reached, after, left)
+        break
+    return reached
+
+
+def _part(start: Offsets, end: Offsets, rows: int) -> Offsets:
+    reached = list(start)
+    for p, last in enumerate(end):
+        take = min(rows, last - reached[p])
+        reached[p] += take
+        rows -= take
+    return reached
+
+
+def _first(log: EmbeddedLog, start: Any) -> Offsets:
+    if start == "earliest":
+        return list(log.view.low)
+    if start == "latest":
+        return list(log.view.next)
+    return list(start)
