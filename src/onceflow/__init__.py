@@ -1,11 +1,17 @@
 """Exactly-once stream processing for Python, on Spark: not less, not more."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
 
-from onceflow.flow import Flow
-from onceflow.job import Job, job
-from onceflow.session import get_session, profile
-from onceflow.start import Handle, start, write
+from onceflow.job import Job, job  # at once: the module has the name of the function
+
+if TYPE_CHECKING:
+    from onceflow.flow import Flow
+    from onceflow.handle import Handle, start, write
+    from onceflow.session import get_session, profile
 
 __all__ = [
     "Flow",
@@ -18,3 +24,21 @@ __all__ = [
     "start",
     "write",
 ]
+
+# Imported when they are asked for: tasks import `onceflow.sources` and need none of them.
+_WHERE = {
+    "Flow": "flow",
+    "Handle": "handle",
+    "get_session": "session",
+    "profile": "session",
+    "start": "handle",
+    "write": "handle",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'onceflow' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"onceflow.{_WHERE[name]}"), name)

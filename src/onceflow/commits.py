@@ -7,12 +7,17 @@
 A reader takes the newest roll-up, the files of its manifests, and those of the commits above it.
 Manifests form a tree: `_FAN_OUT` of a level are named by one of the next level, so a roll-up
 stays small and reading the head costs the same however old the folder is.
+
+A roll-up stands at every so many commits and follows from the commits alone. So all who roll up
+at once, or late, write the same; what one of them has in memory is what the others wrote; and a
+manifest that a newer roll-up does not name is one that nobody will ever name again.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +27,7 @@ from onceflow.ledger import Ledger, Outcome, Position, Publication, judge
 from onceflow.storage import LocalStore, NumberedLog, Put, seal, unseal
 
 _MANIFEST = "manifest"
+_SWAPPED = "put the file back from a backup: it was copied or swapped"
 _FAN_OUT = 32
 
 Commit = dict[str, Any]
@@ -34,8 +40,14 @@ class _Ledger:
     token: str = ""  # of the fence that set the term
 
 
+class Forgotten(Damaged):
+    """A manifest was let go of on purpose while we looked: nobody can read what it lists."""
+
+
 class Commits:
     """What the commits of a folder come to. Kinds of folders add what is theirs."""
+
+    forgotten = 0  # commits up to here may be listed nowhere any more
 
     def __init__(self, *, keep: bool = False) -> None:
         self._keep = keep
@@ -43,6 +55,8 @@ class Commits:
 
     def restart(self, position: int, roll_up: dict[str, Any] | None) -> None:
         body = roll_up or {}
+        if body.get("number", position) != position:
+            raise Damaged(f"it is the roll-up of commit {body['number']}", hint=_SWAPPED)
         self.position = self.rolled_up = position
         self.ledgers = {name: _read_ledger(said) for name, said in body.get("ledgers", {}).items()}
         self.manifests: list[Reference] = list(body.get("manifests", ()))
@@ -50,6 +64,8 @@ class Commits:
         self.restarted(body)
 
     def apply(self, number: int, entry: Commit) -> None:
+        if entry.get("number") != number:
+            raise Damaged(f"it is commit {entry.get('number')}", hint=_SWAPPED)
         self.applied(number, entry)
         self.position = number
         if entry.get("output"):
@@ -70,7 +86,10 @@ class Commits:
 
     def roll_up(self) -> dict[str, Any]:
         said = {name: _write_ledger(ledger) for name, ledger in self.ledgers.items()}
-        return {"ledgers": said, "manifests": self.manifests, **self.rolled()}
+        own = self.rolled()  # it may let go of manifests
+        return {
+            "number": self.position, "ledgers": said, "manifests": self.manifests, **own,
+        }  # fmt: skip
 
     # -------------------------------------------------------------- of a kind of folder
 
@@ -82,6 +101,10 @@ class Commits:
 
     def rolled(self) -> dict[str, Any]:
         return {}
+
+    def stamp(self) -> str:
+        """What tells the commits and manifests of this folder from those of another."""
+        return ""
 
     def kept(self, number: int, entry: Commit) -> Commit:
         """What a manifest keeps of a commit that has files."""
@@ -101,7 +124,16 @@ class CommitLog:
         self.commits = commits
 
     def catch_up(self) -> None:
-        self.log.catch_up(self.commits)
+        named, newest = _Named(self.log, self.commits), self.log.newest_roll_up()
+        if self.commits.rolled_up < newest <= self.commits.position:
+            body = self.log.rolled_up(newest)  # so that `recent` stays short
+            if body is not None:
+                named.restart(newest, body)
+        while True:
+            try:
+                return self.log.catch_up(named)
+            except _Covered:
+                self.commits.restart(0, None)
 
     # -------------------------------------------------------------- appending
 
@@ -113,6 +145,7 @@ class CommitLog:
         while (commit := make()) is not None:
             commit.setdefault("nonce", nonce)
             number = self.commits.position + 1
+            commit |= {"number": number, "of": self.commits.stamp()}
             put = self.log.put(number, commit)
             if put is Put.LOST and (self.log.entry(number) or {}).get("nonce") == commit["nonce"]:
                 put = Put.COVERED if self.log.covered(number) else Put.WON  # our answer got lost
@@ -154,63 +187,89 @@ class CommitLog:
 
     # -------------------------------------------------------------- roll-ups and manifests
 
-    def roll_up(self, *, every: int) -> bool:
-        """File lists go into manifests that never change, so a roll-up stays small."""
-        log, commits = self.log, self.commits
-        if commits.position + 1 - commits.rolled_up < every:
+    def roll_up(self, *, every: int, slack: int = 0) -> bool:
+        """Roll up at every `every`th commit as soon as `slack` more are there. True: it was us.
+
+        File lists go into manifests that never change, so a roll-up stays small."""
+        if self.commits.position + 1 - self.commits.rolled_up < every + slack:
             return False
-        if log.newest_roll_up() > commits.rolled_up:
-            commits.restart(0, None)  # a paused driver finished its own in between
-        log.catch_up(commits)
-        first, last = commits.rolled_up + 1, commits.position
+        wrote = False
+        while (won := self._roll_up_next(every)) is not None:
+            wrote = wrote or won
+        if wrote:
+            self._sweep_puts()
+        self.catch_up()
+        return wrote
+
+    def _roll_up_next(self, every: int) -> bool | None:
+        """None: it is not time yet, or somebody else is at it. False: somebody else was first."""
+        log, view = self.log, type(self.commits)()
+        named = _Named(log, view)
+        base = log.newest_roll_up()
+        if base:
+            body = log.rolled_up(base)
+            if body is None:
+                return None
+            named.restart(base, body)
         entries: list[Commit] = []
-        for number in range(first, last + 1):
+        last = base - base % every + every
+        for number in range(base + 1, last + 1):
             entry = log.entry(number)
             if entry is None:
-                return False  # somebody else rolled up: a successor of ours is at work
+                return None
+            try:
+                named.apply(number, entry)
+            except _Covered:
+                return None
             if entry.get("files"):
-                entries.append(commits.kept(number, entry))
-        if last < first or log.covered(first):
-            return False
-        won = False
-        try:
-            won = self._write_roll_up(first, last, entries)
-        finally:
-            if not won:
-                commits.restart(0, None)  # what is in memory is not what is written
-        return won
-
-    def _write_roll_up(self, first: int, last: int, entries: list[Commit]) -> bool:
-        commits = self.commits
+                entries.append(view.kept(number, entry))
+        if log.covered(base + 1):
+            return None
         if entries:
-            commits.manifests.append(self._manifest(0, first, last, {"commits": entries}))
-        while len(top := _one_level(commits.manifests)) >= _FAN_OUT:
-            level, begin = top[0]["level"] + 1, top[0]["first"]
-            index = self._manifest(level, begin, top[-1]["last"], {"manifests": top})
-            commits.manifests[-len(top) :] = [index]
-        commits.rolled_up, commits.recent = last, []
-        return self.log.roll_up(last, commits.roll_up())
+            view.manifests.append(self._manifest(view, 0, base + 1, {"commits": entries}))
+        while len(top := _one_level(view.manifests)) >= _FAN_OUT:
+            level, first = top[0]["level"] + 1, top[0]["first"]
+            view.manifests[-len(top) :] = [self._manifest(view, level, first, {"manifests": top})]
+        return log.roll_up(last, view.roll_up())
 
-    def _manifest(self, level: int, first: int, last: int, body: dict[str, Any]) -> Reference:
+    def _manifest(self, view: Commits, level: int, first: int, body: dict[str, Any]) -> Reference:
+        last = view.position
         name = f"{level}-{first:012d}-{last:012d}.json"
-        reference = {
-            "name": name, "level": level, "first": first, "last": last, **self.commits.summary(),
-        }  # fmt: skip
-        self.log.store.put_if_absent(f"_manifests/{name}", seal(_MANIFEST, name, body))
-        return reference
+        data = seal(_MANIFEST, _subject(name, view), body)
+        self.log.store.put_if_absent(f"_manifests/{name}", data)
+        return {"name": name, "level": level, "first": first, "last": last, **view.summary()}
 
     def read_manifest(self, name: str) -> dict[str, Any]:
         where = self.log.store.where(f"_manifests/{name}")
         data = self.log.store.read(f"_manifests/{name}")
         if data is None:
-            raise Damaged(f"{where} is missing", hint="put it back from a backup")
-        return unseal(data, _MANIFEST, name, where)
+            now = type(self.commits)()
+            self.log.catch_up(_Named(self.log, now))
+            kind = Forgotten if _last(name) <= now.forgotten else Damaged
+            raise kind(f"{where} is missing", hint="put it back from a backup")
+        return unseal(data, _MANIFEST, _subject(name, self.commits), where)
 
     def published(self, wanted: Callable[[Reference], bool] | None = None) -> Iterator[Commit]:
         """The commits with files, oldest first; only those of manifests that are `wanted`."""
         for reference in self.commits.manifests:
             yield from self._published(reference, wanted)
         yield from self.commits.recent
+
+    def remembered(self, wanted: Callable[[Reference], bool] | None = None) -> Iterator[Commit]:
+        """The same, without those that are forgotten while we look."""
+        for reference in self.commits.manifests:
+            with suppress(Forgotten):
+                yield from self._published(reference, wanted)
+        yield from self.commits.recent
+
+    def newest(self) -> Iterator[Commit]:
+        """The commits with files, newest first; nothing older is read than what is taken."""
+        yield from reversed(self.commits.recent)
+        left = list(self.commits.manifests)
+        while left:
+            body = self.read_manifest(left.pop()["name"])
+            yield from reversed(body.get("commits", ()))
+            left += body.get("manifests", ())
 
     def _published(
         self, reference: Reference, wanted: Callable[[Reference], bool] | None
@@ -224,23 +283,75 @@ class CommitLog:
 
     def sweep(self) -> None:
         """Remove what killed puts and roll-ups left behind."""
-        LocalStore(self.path).sweep("_commits")
-        LocalStore(self.path).sweep("_manifests")
+        self._sweep_puts()
         self.catch_up()
         self.log.prune()
-        known = {name for top in self.commits.manifests for name in self._names(top)}
+        known: set[str] = set()
+        for top in self.commits.manifests:
+            with suppress(Forgotten):
+                known |= set(self._names(top))
         for name in self.log.store.list("_manifests"):
-            # Of a roll-up that was never finished, and that nobody can finish any more: a newer
-            # one covers it. (A paused driver may yet write a roll-up that names a younger one.)
-            last = int(name.removesuffix(".json").rsplit("-", 1)[1])
-            if name not in known and last <= self.commits.rolled_up:
+            if name not in known and 0 < _last(name) <= self.commits.rolled_up:
                 self.log.store.delete(f"_manifests/{name}")
+
+    def _sweep_puts(self) -> None:
+        LocalStore(self.path).sweep("_commits")
+        LocalStore(self.path).sweep("_manifests")
 
     def _names(self, reference: Reference) -> Iterator[str]:
         yield reference["name"]
         if reference["level"]:
             for below in self.read_manifest(reference["name"])["manifests"]:
                 yield from self._names(below)
+
+
+@dataclass(frozen=True)
+class _Named:
+    """`Commits` as a view of the log that names the file when something is wrong with it."""
+
+    log: NumberedLog
+    commits: Commits
+
+    @property
+    def position(self) -> int:
+        return self.commits.position
+
+    def restart(self, position: int, roll_up: dict[str, Any] | None) -> None:
+        with _naming(self.log.store.where(self.log.roll_up_name(position))):
+            self.commits.restart(position, roll_up)
+
+    def apply(self, number: int, entry: Commit) -> None:
+        try:
+            with _naming(self.log.store.where(self.log.entry_name(number))):
+                self.commits.apply(number, entry)
+        except Damaged:
+            if self.log.newest_roll_up() > self.commits.rolled_up:
+                raise _Covered from None
+            raise
+
+
+class _Covered(Exception):
+    """A newer roll-up covers some of what was read: its name may have been freed and taken."""
+
+
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    try:
+        yield
+    except Damaged as error:
+        raise Damaged(f"{where} is not what belongs there: {error.message}", hint=error.hint) \
+            from error  # fmt: skip
+
+
+def _last(manifest: str) -> int:
+    """The last commit that it lists; 0 if it is no manifest."""
+    digits = manifest.removesuffix(".json").rpartition("-")[2]
+    return int(digits) if digits.isdecimal() else 0
+
+
+def _subject(manifest: str, commits: Commits) -> str:
+    stamp = commits.stamp()
+    return f"{manifest} of {stamp}" if stamp else manifest
 
 
 def _one_level(references: list[Reference]) -> list[Reference]:

@@ -69,10 +69,19 @@ def verify(file: Committable, at: str | os.PathLike[str]) -> None:
         )
 
 
-def harden(files: Iterable[str | os.PathLike[str]], root: Path) -> None:
-    """fsync files and every folder between them and `root`. Hadoop does not."""
+def harden(files: Iterable[str | os.PathLike[str]], root: Path, known: set[Path]) -> None:
+    """fsync files and the folders between them and `root` that have new names. Hadoop does not.
+
+    `known`: folders whose own names are on the disk; those that are now are added.
+    """
     paths = [Path(file) for file in files]
-    folders = {parent for path in paths for parent in _parents(path, root)}
+    folders = {path.parent for path in paths}
+    for parent in list(folders):
+        new = parent
+        while new != root and new not in known and new.is_relative_to(root):
+            known.add(new)
+            new = new.parent
+            folders.add(new)
     _map(fsync_file, paths)
     _map(fsync_dir, sorted(folders))
 
@@ -83,12 +92,3 @@ def _map(work: Callable[[Path], T], paths: list[Path]) -> list[T]:
         return [work(path) for path in paths]
     with ThreadPoolExecutor(8) as pool:
         return list(pool.map(work, paths))
-
-
-def _parents(path: Path, root: Path) -> Iterable[Path]:
-    for parent in path.parents:
-        yield parent
-        if parent == root:
-            return
-        if not parent.is_relative_to(root):
-            return

@@ -20,7 +20,7 @@
 3. harden   fsync rows, offsets and state
 4. decide   append the decision: the commit point. From here on the epoch will be published
 5. publish  each output by compare-and-set from the ledger position that the decision names
-6. sweep    remove what was staged
+6. sweep    remove what was staged, free old entries; while Spark goes on
 
 Then Spark writes `commits/<N>`. Whatever crashes before 4 leaves nothing but staged files;
 whatever crashes after 4 is finished by the next opening. `reach` marks the fault points.
@@ -35,6 +35,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -95,9 +96,12 @@ class Epochs:
         self.published_at: float | None = None  # when this driver published last
         self.failure: BaseException | None = None
         self._ledgers: dict[str, Ledger] = {}
+        self._hardened: set[Path] = set()
         self._stager = Stager(declared.outputs, declared.by, self.schema)
         self._running: RunningQuery | None = None
         self._busy = threading.Lock()
+        self._sweeper = ThreadPoolExecutor(1, thread_name_prefix="onceflow sweep")
+        self._sweeping: Future[None] | None = None
         self._stopping = False
 
     # ================================================================ opening
@@ -248,14 +252,16 @@ class Epochs:
         return explain(error)
 
     def _run(self, batch: Any, epoch: int) -> None:
+        self.swept()
+
         # 1. check
-        plan, offsets, entries = self._check(epoch)
+        running, plan, offsets, entries = self._check(epoch)
         reach("epoch.checked")
 
         # 2. stage: the one action over `batch`
         tag = f"{self.query.lineage[:8]}-{epoch}-{self.term}-{uuid.uuid4().hex[:8]}"
         folder = self.query.staged / tag
-        staged = self._stager.stage(batch, folder, tag)
+        staged = self._stager.stage(batch, folder, tag, running.load(plan))
         reach("epoch.staged")
 
         # 3. harden
@@ -274,13 +280,20 @@ class Epochs:
         self.published_at = time.time()
         reach("epoch.published")
 
-        # 6. sweep
+        # 6. sweep, while Spark commits this epoch and plans the next
+        self._hardened = {p for p in self._hardened if not p.is_relative_to(folder)}
+        self._sweeping = self._sweeper.submit(self._sweep, folder, plan.end)
+
+    def _sweep(self, folder: Path, end: Mapping[str, Any]) -> None:
+        """Housekeeping; the next epoch waits for it. Bounded: see `keep_epochs` and `tidy`."""
         shutil.rmtree(folder, ignore_errors=True)
         if self.log.roll_up(keep=self.declared.keep_epochs, slack=self.declared.keep_epochs):
-            self._hold_sources(plan.end)
+            self._hold_sources(end)
+        for _, sink in self._outputs:
+            sink.tidy()
         reach("epoch.swept")
 
-    def _check(self, epoch: int) -> tuple[Plan, str, SourceEntries]:
+    def _check(self, epoch: int) -> tuple[RunningQuery, Plan, str, SourceEntries]:
         self.log.check()
         first = self._running is None
         if self._running is None:
@@ -308,7 +321,7 @@ class Epochs:
             raise PlanChanged(f"{self._id()}: {problem}", hint="the query is opened again")
         if first:
             self._hold_sources(plan.end)
-        return plan, offsets, entries
+        return self._running, plan, offsets, entries
 
     def _hold_sources(self, end: Mapping[str, Any]) -> None:
         """Tell the logs that are read which rows this query may still go back to."""
@@ -349,7 +362,7 @@ class Epochs:
     def _harden(self, decision: Decision) -> None:
         staged = [self._staged(f) for output in decision.outputs.values() for f in output.files]
         spark = self.checkpoint.epoch_files(decision.epoch, decision.end, decision.state)
-        harden([*staged, *spark], self.query.folder)
+        harden([*staged, *spark], self.query.folder, self._hardened)
 
     def _publish(self, name: str, sink: Sink, decision: Decision) -> None:
         output = decision.outputs[name]
@@ -368,6 +381,12 @@ class Epochs:
         self._ledgers[name] = Ledger(self.term, publication.position, decision.nonce)
 
     # ================================================================ stopping
+
+    def swept(self) -> None:
+        """Wait until the last epoch's sweep has ended. Raises what it raised."""
+        sweeping, self._sweeping = self._sweeping, None
+        if sweeping is not None:
+            sweeping.result()
 
     def stop_after_epoch(self, timeout: float | None = None) -> bool:
         """No epoch begins from now on. True when none is running any more."""

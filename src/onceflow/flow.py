@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from onceflow.epoch import Declared
 from onceflow.errors import JobError
-from onceflow.home import JobFolder, check_name
+from onceflow.home import JobFolder
+from onceflow.names import check_name
 from onceflow.sinks.base import Sink
 from onceflow.sources.base import Source
 

@@ -111,6 +111,7 @@ class Handle:
             while any(s.active for s in self.started.values()):
                 time.sleep(_POLL)
             self._failure = self._failure or self._hung_body() or self._first_failure()
+            self._failure = self._failure or self._sweep_failure()
         except Exception as error:  # the JVM is gone: the edge where we notice it
             self._failure = PlanChanged(
                 f"Spark's JVM is gone: {type(error).__name__}: {error}", hint="start the job again"
@@ -121,6 +122,15 @@ class Handle:
 
     def _first_failure(self) -> BaseException | None:
         return next((f for f in (s.failure() for s in self.started.values()) if f), None)
+
+    def _sweep_failure(self) -> BaseException | None:
+        """Of the last epoch: no further one has seen it."""
+        for started in self.started.values():
+            try:
+                started.epochs.swept()
+            except Exception as error:  # whatever it was, it is told
+                return started.epochs.reason(error)
+        return None
 
     def _hung_body(self) -> BaseException | None:
         """Spark gave the query up, but Python still works on an epoch: a driver to be fenced."""

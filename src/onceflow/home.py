@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import os
-import re
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,20 +21,9 @@ from typing import Any
 
 from onceflow.epoch_log import EpochLog
 from onceflow.errors import CheckpointRefused, Damaged, JobError
+from onceflow.names import NAME, check_name
 from onceflow.session import REQUIRED
 from onceflow.storage import LocalStore, make_dirs, seal, unseal
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-
-
-def check_name(kind: str, name: str) -> str:
-    """Names become folders and parts of ledger entries."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise JobError(
-            f"{name!r} is not a name for a {kind}",
-            hint="use letters, digits, '-', '_' and '.', beginning with a letter or a digit",
-        )
-    return name
 
 
 def now() -> str:
@@ -160,7 +148,7 @@ class JobFolder:
         if lineage is None:
             return []
         names = sorted(self.store.list(f"lineages/{lineage}"))
-        found = (self.query(lineage, name) for name in names if _NAME.fullmatch(name))
+        found = (self.query(lineage, name) for name in names if NAME.fullmatch(name))
         return [query for query in found if (query.folder / "onceflow" / "log").is_dir()]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onceflow.errors import JobError
-from onceflow.home import check_name
+from onceflow.names import check_name
 
 if TYPE_CHECKING:
     from onceflow.flow import Flow
@@ -22,6 +22,7 @@ _UNITS = {
     "s": 1000, "second": 1000, "seconds": 1000,
     "min": 60_000, "minute": 60_000, "minutes": 60_000,
     "h": 3_600_000, "hour": 3_600_000, "hours": 3_600_000,
+    "d": 86_400_000, "day": 86_400_000, "days": 86_400_000,
 }  # fmt: skip
 
 
@@ -54,7 +55,7 @@ def job(
 
 
 def milliseconds(text: str) -> int:
-    """ "500ms", "1 second", "2 min": how many milliseconds."""
+    """ "500ms", "1 second", "2 min", "7 days": how many milliseconds."""
     found = re.fullmatch(r"\s*(\d+)\s*([a-z]+)\s*", str(text))
     if found is None or found[2] not in _UNITS:
         raise JobError(f"{text!r} is not a time", hint='write it like "500ms" or "1 second"')

@@ -113,12 +113,7 @@ def nullable(schema: str) -> str:
 
 def parse_schema(text: str) -> str:
     """Spark's JSON for `"id long, at timestamp, tags array<string>"`, without a JVM."""
-    parser = _Parser(text)
-    fields = parser.fields(end="")
-    lowered = [field["name"].lower() for field in fields]
-    twice = sorted({name for name in lowered if lowered.count(name) > 1})
-    if twice:
-        raise JobError(f"column {', '.join(twice)} is there twice in {text!r}", hint="rename one")
+    fields = _Parser(text).fields(end="")
     return json.dumps({"type": "struct", "fields": fields}, separators=(",", ":"))
 
 
@@ -143,11 +138,18 @@ class _Parser:
             found.append({"name": name, "type": kind, "nullable": nullable, "metadata": {}})
             if not self._skip(","):
                 self._expect(end)
-                return found
+                break
+        lowered = [field["name"].lower() for field in found]
+        twice = sorted({name for name in lowered if lowered.count(name) > 1})
+        if twice:
+            raise JobError(
+                f"column {', '.join(twice)} is there twice in {self.text!r}", hint="rename one"
+            )
+        return found
 
     def _name(self) -> str:
         token = self._next()
-        if token.startswith("`"):
+        if token.startswith("`") and len(token) > 1:  # else it is not closed
             return token[1:-1].replace("``", "`")
         if not re.fullmatch(r"\w+", token):
             raise self._wrong(f"a column's name is missing before {token!r}")
@@ -283,16 +285,17 @@ def _spark(kind: pa.DataType, where: str) -> Any:
         return _spark(kind.value_type, where)
     if t.is_timestamp(kind):
         return "timestamp" if kind.tz else "timestamp_ntz"
-    if t.is_decimal128(kind):
+    if t.is_decimal(kind) and kind.precision <= 38 and kind.scale >= 0:
         return f"decimal({kind.precision},{kind.scale})"
     if t.is_struct(kind):
         return {"type": "struct", "fields": [_spark_field(field) for field in kind]}
     if t.is_list(kind) or t.is_large_list(kind):
         return {"type": "array", "elementType": _spark(kind.value_type, where),
-                "containsNull": True}  # fmt: skip
+                "containsNull": kind.value_field.nullable}  # fmt: skip
     if t.is_map(kind):
         return {"type": "map", "keyType": _spark(kind.key_type, where),
-                "valueType": _spark(kind.item_type, where), "valueContainsNull": True}  # fmt: skip
+                "valueType": _spark(kind.item_type, where),
+                "valueContainsNull": kind.item_field.nullable}  # fmt: skip
     raise JobError(
         f"column {where} is of the Arrow type {kind}, which a log cannot hold",
         hint="cast it, for instance to int64 or string",

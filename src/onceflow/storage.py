@@ -227,7 +227,8 @@ class Put(Enum):
 class View(Protocol):
     """What a reader makes of a numbered log: it stands at `position` and is told what follows."""
 
-    position: int
+    @property
+    def position(self) -> int: ...
 
     def restart(self, position: int, roll_up: dict[str, Any] | None) -> None: ...
 
@@ -257,7 +258,7 @@ class NumberedLog:
             if view.position > newest and view.position not in names.entries:
                 view.restart(0, None)  # an older copy was put back under us
             if newest > view.position:
-                body = self._read(self.roll_up_name(newest))
+                body = self.rolled_up(newest)
                 if body is None:
                     continue  # pruned behind a newer one
                 view.restart(newest, body)
@@ -277,6 +278,10 @@ class NumberedLog:
 
     def entry(self, number: int) -> dict[str, Any] | None:
         return self._read(self.entry_name(number))
+
+    def rolled_up(self, number: int) -> dict[str, Any] | None:
+        """The roll-up of that number; None if it was pruned behind a newer one."""
+        return self._read(self.roll_up_name(number))
 
     def put(self, number: int, entry: dict[str, Any]) -> Put:
         """Try to become entry `number`, which must be one above the head (rule 2)."""

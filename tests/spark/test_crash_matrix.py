@@ -1,6 +1,8 @@
 """Break the driver at every fault point, start it again, and compare with the truth.
 
-The matrix is every fault point x {Files, Sqlite, both} x {stateless, stateful} x {kill, raise}.
+The matrix is every fault point x {Files, Sqlite, both, Log} x {stateless, stateful} x {kill,
+raise}, and for the points around publishing also all three sinks as outputs of one query. Where a
+log is among the outputs, the input is a log too.
 Without ONCEFLOW_TEST_ALL=1 a seeded sample runs that covers every point, every sink and both
 kinds of query, half of it with a real `kill -9`.
 """
@@ -18,7 +20,10 @@ from story import Poller, Story
 from onceflow.testing import faults
 
 SEED = int(os.environ.get("ONCEFLOW_TEST_SEED", "20261115"))
-SINKS = ("files", "sqlite", "both")
+SINKS = ("files", "sqlite", "both", "log", "all")
+# where it matters that an epoch has several outputs
+PUBLISHING = (*faults.FOLDER, *faults.SQLITE, "epoch.decided", "epoch.output-published",
+              "epoch.published", "open.ledger-fenced", "open.published")  # fmt: skip
 QUERIES = ("stateless", "stateful")
 
 
@@ -40,7 +45,8 @@ def matrix() -> list[Case]:
         for query in QUERIES
         for action in ("kill", "raise")
         if not (point in faults.FOLDER and sinks == "sqlite")
-        and not (point in faults.SQLITE and sinks == "files")
+        and not (point in faults.SQLITE and sinks in ("files", "log"))
+        and not (point not in PUBLISHING and sinks == "all")
     ]
 
 
@@ -99,7 +105,7 @@ def test_a_driver_broken_at_any_point_loses_and_doubles_nothing(
 
 def test_every_life_in_a_process_of_its_own(tmp_path: Path) -> None:
     """As a person does it: killed three times in a row, then left alone."""
-    story = Story(str(tmp_path), "stateful", "both")
+    story = Story(str(tmp_path), "stateful", "all")
     story.write_input()
     with Poller(story):
         for point in ("epoch.decided", "open.published", "folder.moved-one"):

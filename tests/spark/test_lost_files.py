@@ -146,7 +146,7 @@ def _listens(port: int) -> bool:
 
 
 def test_speculated_tasks_on_a_real_cluster(tmp_path: Path, two_hosts: str) -> None:
-    story = Story(str(tmp_path), "flaky", "both", files_per_epoch=FILES)
+    story = Story(str(tmp_path), "flaky", "both", files_per_epoch=3)
     story.write_input()
     (tmp_path / "attempts.slow").touch()
     settings = {
@@ -162,6 +162,5 @@ def test_speculated_tasks_on_a_real_cluster(tmp_path: Path, two_hosts: str) -> N
     }  # fmt: skip
     with Poller(story):
         assert story.live_apart(settings=settings) == 0
-    attempts = {name.split("-")[1] for name in os.listdir(tmp_path / "attempts")}
-    assert "1" in attempts, "nothing was speculated"
+    assert {"31-1", "211-1"} <= set(os.listdir(tmp_path / "attempts")), "nothing was speculated"
     story.check()

@@ -26,6 +26,7 @@ CASES = [
     ("epoch.decided", "files", "stateful", "open.swept"),
     ("epoch.output-published", "both", "stateful", "after"),
     ("put.written", "sqlite", "stateless", "after"),
+    ("folder.moved", "log", "stateless", "open.published"),
 ]
 SLEEPERS = [p for p in faults.POINTS if p not in ("sqlite.begun", "sqlite.written")]
 WAKINGS = ("open.led", "open.fenced", "open.ledgers-read", "open.published", "open.swept", "after")
@@ -33,8 +34,8 @@ WAKINGS = ("open.led", "open.fenced", "open.ledgers-read", "open.published", "op
 
 def sinks_for(point: str, turn: int) -> str:
     if point in faults.FOLDER or point in faults.SQLITE:
-        return ("both", "files" if point in faults.FOLDER else "sqlite")[turn % 2]
-    return ("files", "sqlite", "both")[turn % 3]
+        return ("all", "files" if point in faults.FOLDER else "sqlite")[turn % 2]
+    return ("files", "sqlite", "both", "log")[turn % 4]
 
 
 if ALL:

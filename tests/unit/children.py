@@ -19,7 +19,8 @@ from typing import Any
 from onceflow.testing import faults
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["pytest", "pyarrow.parquet", "onceflow.sinks"])
+# pandas: Arrow imports it, slowly, for the first table that is made of lists.
+CONTEXT.set_forkserver_preload(["pytest", "pyarrow.parquet", "pandas", "onceflow.sinks"])
 
 
 @dataclass(frozen=True)

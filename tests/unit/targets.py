@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from onceflow.committables import describe
-from onceflow.sinks import Files, Position, Publication, Sink, Sqlite
+from onceflow.log import EmbeddedLog
+from onceflow.sinks import Files, Log, Position, Publication, Sink, Sqlite
 from onceflow.sinks.files import published_files
 
 LINEAGE = "0f8fad5b-d9cb-469f-a165-70867728950e"
@@ -119,6 +120,32 @@ class FilesTarget:
 
     def remove(self) -> None:
         shutil.rmtree(self.path)
+
+
+@dataclass(frozen=True)
+class LogTarget(FilesTarget):
+    """A log: a folder with commits, as `Files` has them, and offsets."""
+
+    def sink(self, **settings: Any) -> Sink:
+        """As opening a query makes it: the log gets the columns that were prepared."""
+        sink = Log(self.path, **settings)
+        sink.prepare(OUTPUT, SCHEMA, "append")
+        return sink
+
+    def rows(self) -> list[int]:
+        """The ids that a reader of the log gets, who also sees that no offset is left out."""
+        if not (self.path / "_commits").exists():
+            return []
+        log = EmbeddedLog(self.path)
+        found = list(log.read(columns=["id", "_partition", "_offset"]))
+        if not found:
+            return []
+        rows = pa.Table.from_batches(found)
+        places = zip(rows.column("_partition"), rows.column("_offset"), strict=True)
+        assert sorted((p.as_py(), o.as_py()) for p, o in places) == [
+            (p, o) for p, end in enumerate(log.view.next) for o in range(log.view.low[p], end)
+        ]
+        return sorted(rows.column("id").to_pylist())
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import onceflow.sinks
 import onceflow.sources
 from onceflow import Job, errors, job
 from onceflow.errors import JobError, OnceflowError
-from onceflow.home import check_name
 from onceflow.job import load, milliseconds
+from onceflow.names import check_name
 
 JOB = """
 from onceflow import job
@@ -177,6 +177,8 @@ def test_settings_are_checked_when_the_job_is_declared() -> None:
         ("10 minutes", 600_000),
         ("2h", 7_200_000),
         ("1 hour", 3_600_000),
+        ("7 days", 604_800_000),
+        ("1d", 86_400_000),
         ("0 ms", 0),
         ("7 milliseconds", 7),
     ],

@@ -19,6 +19,7 @@ from targets import (
     OUTPUT,
     SCHEMA,
     FilesTarget,
+    LogTarget,
     SqliteTarget,
     Target,
     publication,
@@ -37,16 +38,34 @@ from onceflow.errors import (
     TargetBehind,
     TargetForeign,
 )
-from onceflow.sinks import Files, Ledger, Outcome, Position, Publication, Sink, Sqlite, open_target
+from onceflow.log import EmbeddedLog
+from onceflow.sinks import (
+    Files,
+    Ledger,
+    Log,
+    Outcome,
+    Position,
+    Publication,
+    Sink,
+    Sqlite,
+    open_target,
+)
 from onceflow.sinks.base import parse_bytes
 from onceflow.storage import LocalStore
 from onceflow.testing import faults
 
-TARGETS = (FilesTarget, SqliteTarget)
+FOLDERS = (FilesTarget, LogTarget)
 
 
-@pytest.fixture(params=TARGETS, ids=["files", "sqlite"])
+@pytest.fixture(params=[*FOLDERS, SqliteTarget], ids=["files", "log", "sqlite"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
+    made: Target = request.param(tmp_path)
+    return made
+
+
+@pytest.fixture(params=[FilesTarget, SqliteTarget], ids=["files", "sqlite"])
+def owned(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
+    """A target that one output has to itself. A log may have any number of them."""
     made: Target = request.param(tmp_path)
     return made
 
@@ -61,6 +80,7 @@ def publish(target: Target, sink: Sink, *epochs: int, term: int = 1) -> None:
     for epoch in epochs:
         found = sink.publish(publication(target.root, epoch, term=term))
         assert found is Outcome.PUBLISHED
+        sink.tidy()
 
 
 def all_rows(*epochs: int) -> list[int]:
@@ -280,20 +300,20 @@ def test_the_target_may_lie_in_a_folder_that_is_not_there_yet(target: Target) ->
 # ---------------------------------------------------------------- other owners, other schemas
 
 
-def test_a_target_of_another_output_is_refused(target: Target) -> None:
-    publish(target, fenced(target), 0)
+def test_a_target_of_another_output_is_refused(owned: Target) -> None:
+    publish(owned, fenced(owned), 0)
     stranger = "job/query/other"
     with pytest.raises(TargetForeign, match=f"{OUTPUT}, not to {stranger}"):
-        target.sink().prepare(stranger, SCHEMA, "append")
+        owned.sink().prepare(stranger, SCHEMA, "append")
     with pytest.raises(TargetForeign, match=OUTPUT):
-        target.sink().fence(stranger, term=9, token="x")
-    assert target.sink().published(OUTPUT).term == 1
+        owned.sink().fence(stranger, term=9, token="x")
+    assert owned.sink().published(OUTPUT).term == 1
 
 
-def test_a_target_of_another_output_is_refused_however_it_is_spelled(target: Target) -> None:
-    publish(target, fenced(target), 0)
+def test_a_target_of_another_output_is_refused_however_it_is_spelled(owned: Target) -> None:
+    publish(owned, fenced(owned), 0)
     with pytest.raises(TargetForeign, match=OUTPUT):
-        target.other().fence("job/query/other", term=9, token="x")
+        owned.other().fence("job/query/other", term=9, token="x")
 
 
 def test_a_target_with_other_columns_is_refused_and_every_difference_named(target: Target) -> None:
@@ -330,8 +350,8 @@ def test_a_sink_is_found_again_from_what_a_fence_says_of_it(target: Target) -> N
 # ---------------------------------------------------------------- crashes
 
 CRASHES = [
-    *((FilesTarget, point, visit) for point in (*faults.FOLDER, *faults.PUT) for visit in (1,)),
-    (FilesTarget, "folder.moved-one", 2),
+    *((kind, point, 1) for kind in FOLDERS for point in (*faults.FOLDER, *faults.PUT)),
+    *((kind, "folder.moved-one", 2) for kind in FOLDERS),
     *((SqliteTarget, point, 1) for point in faults.SQLITE),
 ]
 
@@ -419,12 +439,13 @@ def test_a_reader_in_another_process_sees_whole_epochs_only(target: Target) -> N
 # ---------------------------------------------------------------- zombies
 
 
+@pytest.mark.parametrize("kind", FOLDERS)
 @pytest.mark.parametrize("point", ["folder.moved-one", "folder.moved", "put.written"])
 def test_a_driver_that_wakes_up_in_the_middle_of_a_publish_adds_nothing(
-    tmp_path: Path, point: str
+    tmp_path: Path, kind: type[Target], point: str
 ) -> None:
     """The successor publishes the epoch and the next one while the older driver stands there."""
-    target = FilesTarget(tmp_path)
+    target = kind(tmp_path)
     older, decided = fenced(target, term=1), publication(tmp_path, 0)
 
     def take_over(_: str) -> None:
@@ -472,9 +493,15 @@ class LosesAnswers(LocalStore):
         return False
 
 
-def test_a_commit_entry_whose_answer_got_lost_is_known_by_its_nonce(tmp_path: Path) -> None:
-    target = FilesTarget(tmp_path)
-    sink = Files(target.path)
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_a_commit_entry_whose_answer_got_lost_is_known_by_its_nonce(
+    tmp_path: Path, kind: type[FilesTarget]
+) -> None:
+    target = kind(tmp_path)
+    if kind is LogTarget:
+        EmbeddedLog.create(target.path, SCHEMA)
+    sink = target.sink()
+    assert isinstance(sink, Files | Log)
     sink._commits.log.store = LosesAnswers(target.path)
     sink.fence(OUTPUT, term=1, token="token 1")
     publish(target, sink, 0, 1, 2)
@@ -532,7 +559,8 @@ def fill(disk: Path, *, left: int) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("kind", "left"), [(FilesTarget, 0), (SqliteTarget, 0), (SqliteTarget, 64 * 1024)]
+    ("kind", "left"),
+    [(FilesTarget, 0), (LogTarget, 0), (SqliteTarget, 0), (SqliteTarget, 64 * 1024)],
 )
 def test_an_epoch_that_found_no_space_is_published_once_there_is_some(
     tmp_path: Path, small_disk: Path, kind: type[Target], left: int
@@ -541,7 +569,7 @@ def test_an_epoch_that_found_no_space_is_published_once_there_is_some(
     sink = fenced(target)
     publish(target, sink, 0)
     # A sink stages on the target's own file system, or reads what is staged in the home.
-    staged_in = small_disk if kind is FilesTarget else tmp_path
+    staged_in = small_disk if kind in FOLDERS else tmp_path
     decided = publication(staged_in, 1, table(range(10, 1010)))
     filler = fill(small_disk, left=left)
 
@@ -576,6 +604,7 @@ def test_what_a_sink_cannot_do_is_refused_when_it_is_declared(tmp_path: Path) ->
         lambda: Files(tmp_path, roll="large"),
         lambda: Files(tmp_path, format="csv"),
         lambda: Files(tmp_path, by=["a/b"]),
+        lambda: Log(tmp_path, roll="large"),
         lambda: Sqlite(tmp_path / "db", table="a b"),
         lambda: Sqlite(tmp_path / "db", table="_onceflow_ledger"),
         lambda: Sqlite(tmp_path / "db", table='x"; DROP TABLE y'),

@@ -48,6 +48,7 @@ def publish(target: FilesTarget, sink: Files, *epochs: int, term: int = 1) -> No
     for epoch in epochs:
         found = sink.publish(publication(target.root, epoch, term=term))
         assert found is Outcome.PUBLISHED
+        sink.tidy()
 
 
 def all_rows(count: int) -> list[int]:
@@ -388,7 +389,9 @@ def test_a_manifest_that_was_swapped_for_another_is_damage(target: FilesTarget) 
 
 
 def publish_and_roll_up(target: FilesTarget, decided: Publication) -> None:
-    files(target, roll_up_every=4).publish(decided)
+    sink = files(target, roll_up_every=4)
+    sink.publish(decided)
+    sink.tidy()
 
 
 @pytest.mark.kill
@@ -504,6 +507,7 @@ class Story:
     def publish(self, sink: Files, term: int) -> None:
         decided = self.decided[-1]
         sink.publish(replace(decided, term=term))
+        sink.tidy()
         self.published.add(decided.epoch)
 
     def drive(self) -> None:

@@ -3,7 +3,7 @@
 | code | meaning |
 |---|---|
 | 0 | done, or stopped at an epoch's end |
-| 1 | failed: code of the job raised |
+| 1 | failed: code of the job raised, or the demo's result is not the truth |
 | 2 | the command, the job or the session is wrong |
 | 4 | Java, Spark or the machine is not what is needed |
 | 5 | another driver leads the job |
@@ -28,8 +28,10 @@ from onceflow.errors import JobError, OnceflowError, SetupError
 
 _COMMANDS = {
     "run": "Run a job, with progress; exactly once, whatever happens.",
+    "demo": "A job that is killed in the middle, and the truth beside its result.",
     "status": "Where each query of a job stands.",
     "ledger": "What each target itself says is published.",
+    "log": "The embedded log: create, append, tail, info, trim.",
     "doctor": "Java, Spark, disk, clock, leftovers: what is wrong and what mends it.",
 }
 

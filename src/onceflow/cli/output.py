@@ -11,11 +11,14 @@ from typing import Any
 import click
 
 from onceflow.errors import JobError, OnceflowError
-from onceflow.start import DEFAULT_HOME
+from onceflow.handle import DEFAULT_HOME
 
 _COLOURS = {"ok": "green", "warning": "yellow", "wrong": "red", "error": "red", "fix": "green"}
 _AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))
-_ONE = {"rows": "row", "entries": "entry", "bytes": "byte", "epochs": "epoch"}
+_ONE = {
+    "rows": "row", "entries": "entry", "bytes": "byte", "epochs": "epoch", "lines": "line",
+    "files": "file", "commits": "commit", "partitions": "partition",
+}  # fmt: skip
 
 
 def _local(_: click.Context, __: click.Parameter, home: str) -> str:

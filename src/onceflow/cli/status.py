@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -72,19 +73,39 @@ def _query(query: Query) -> dict[str, Any]:
         "end": last.end if last else {},
         "retained_epochs": len(log.decisions),
         "log_entries": log.entries,
-        "staged_bytes": _bytes(query),
+        "log_bytes": _held(query.folder / "onceflow" / "log")[1],
+        "staged_bytes": _held(query.staged)[1],
+        "checkpoint_files": _held(query.folder)[0],
+        "state_bytes": _held(query.folder / "state")[1],
+        "outputs": {
+            name: _commits(target)
+            for name, target in ((log.leader or {}).get("outputs") or {}).items()
+        },
     }
 
 
-def _bytes(query: Query) -> int:
-    """A running job may sweep the files while we look."""
-    total = 0
-    for path in query.staged.rglob("*"):
+def _commits(target: dict[str, Any]) -> dict[str, Any]:
+    """What an output keeps beside its rows: commits and manifests of a folder."""
+    found: dict[str, Any] = {"kind": target.get("kind"), "path": target.get("path")}
+    if target.get("kind") in ("files", "log"):
+        commits = _held(Path(target["path"]) / "_commits")
+        manifests = _held(Path(target["path"]) / "_manifests")
+        found.update(
+            commits=commits[0], manifests=manifests[0], ledger_bytes=commits[1] + manifests[1]
+        )
+    return found
+
+
+def _held(folder: Path) -> tuple[int, int]:
+    """How many files, and their bytes. A running job may sweep them while we look."""
+    files = total = 0
+    for path in folder.rglob("*"):
         try:
-            total += path.stat().st_size if path.is_file() else 0
+            if path.is_file():
+                files, total = files + 1, total + path.stat().st_size
         except FileNotFoundError:
             continue
-    return total
+    return files, total
 
 
 def _text(found: list[dict[str, Any]], home: str) -> str:
@@ -102,7 +123,8 @@ def _job(job: dict[str, Any]) -> str:
     title = f"{job['job']}: {job['state']} ({who})"
     if job["error"]:
         return f"{title}\n  {job['error']}"
-    head = ["query", "last epoch", "decided", "rows in it", "epochs kept", "staged"]
+    head = ["query", "last epoch", "decided", "rows in it", "epochs kept", "log", "state",
+            "staged"]  # fmt: skip
     rows = [
         [
             query["query"],
@@ -110,9 +132,19 @@ def _job(job: dict[str, Any]) -> str:
             query["decided"] or "-",
             number(query["rows"], "rows"),
             number(query["retained_epochs"], "epochs"),
+            number(query["log_bytes"], "bytes"),
+            number(query["state_bytes"], "bytes"),
             number(query["staged_bytes"], "bytes"),
         ]
         for query in job["queries"]
     ]
     body = table(head, rows) if rows else "no query has started"
+    for query in job["queries"]:
+        for name, held in query["outputs"].items():
+            if "commits" in held:
+                body += (
+                    f"\noutput {name} keeps {number(held['commits'], 'commits')} and "
+                    f"{number(held['manifests'], 'manifests')} "
+                    f"({number(held['ledger_bytes'], 'bytes')}) in {held['path']}"
+                )
     return title + "\n  " + body.replace("\n", "\n  ")

@@ -13,7 +13,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onceflow.storage import make_dirs
+from onceflow.storage import make_dirs, translate_disk_full
 
 if TYPE_CHECKING:
     from onceflow.log.embedded import EmbeddedLog
@@ -33,21 +33,32 @@ class Appending:
 
     def __enter__(self) -> Appending:
         folder = self._log / _FOLDER
-        make_dirs(folder)
         self._path = folder / self._id
-        while True:
-            self._file = open(self._path, "w", encoding="utf-8")
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-            if self._path.exists():  # else somebody took it for a dead producer's
-                break
+        with translate_disk_full(self._path):
+            make_dirs(folder)
+            while True:
+                self._file = open(self._path, "wb", buffering=0)
+                fcntl.flock(self._file, fcntl.LOCK_EX)
+                if self._path.exists():  # else somebody took it for a dead producer's
+                    break
+                self._file.close()
+        try:
+            self._note(str(self._position))
+        except BaseException:
             self._file.close()
-        print(self._position, file=self._file, flush=True)
+            raise
         return self
+
+    def _note(self, line: str) -> None:
+        data = f"{line}\n".encode()
+        with translate_disk_full(self._path):
+            while data:
+                data = data[self._file.write(data) :]
 
     def name(self, partition: int) -> str:
         name = f"partition={partition}/{self._id}-{len(self._names):05d}.parquet"
         self._names.append(name)
-        print(name, file=self._file, flush=True)
+        self._note(name)
         return name
 
     def keep(self) -> None:
@@ -71,18 +82,23 @@ def sweep(path: Path, log: EmbeddedLog) -> None:
         try:
             with open(journal, encoding="utf-8") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not os.path.samestat(os.fstat(file.fileno()), journal.stat()):
+                    continue  # its producer has begun another one under this name
                 _sweep_one(path, log, file.read().splitlines())
                 journal.unlink(missing_ok=True)
         except (BlockingIOError, FileNotFoundError):
             continue  # alive, or done in between
+        except ValueError:
+            continue  # not a producer's
 
 
 def _sweep_one(path: Path, log: EmbeddedLog, lines: list[str]) -> None:
     if not lines:
         return
-    position, names = int(lines[0]), set(lines[1:])
+    # A line that a full disk cut off names nothing: its segment was not begun.
+    position, names = int(lines[0]), {name for name in lines[1:] if name.endswith(".parquet")}
     log.refresh()
-    for commit in log.commits.published(lambda reference: reference["last"] > position):
+    for commit in log.commits.remembered(lambda reference: reference["last"] > position):
         names -= {file["path"] for file in commit["files"]}
     for name in names:
         (path / name).unlink(missing_ok=True)

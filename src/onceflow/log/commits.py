@@ -69,8 +69,12 @@ class LogCommits(Commits):
     low: Offsets  # the earliest offsets that can be read
     cleaned: Offsets  # files below are removed
     at: int  # of the newest commit; never goes back, whatever clocks do
+    created_at: int
+    appended_at: int  # of the newest commit that added rows; 0 if none did
     bytes: int  # of all segments ever added
+    removed: int  # bytes of the segments whose files are removed
     trimmed_at: int  # of the newest commit that a trim took rows from
+    forgotten: int  # commits up to here may be listed nowhere any more: their rows were trimmed
     dropped: list[Dropped]
 
     def restarted(self, body: dict[str, Any]) -> None:
@@ -81,18 +85,21 @@ class LogCommits(Commits):
         self.low = list(body.get("low", [0] * partitions))
         self.cleaned = list(body.get("cleaned", [0] * partitions))
         self.at, self.trimmed_at = body.get("at", 0), body.get("trimmed_at", 0)
-        self.bytes = body.get("bytes", 0)
+        self.created_at, self.appended_at = body.get("created_at", 0), body.get("appended_at", 0)
+        self.bytes, self.removed = body.get("bytes", 0), body.get("removed", 0)
+        self.forgotten = body.get("forgotten", 0)
         self.dropped = [Dropped(*drop) for drop in body.get("dropped", ())]
 
     def applied(self, number: int, entry: Commit) -> None:
-        if entry["type"] == "create":
-            self.restarted({"facts": entry["facts"], "at": entry["at"]})
+        if entry["type"] == "create" and number == 1:
+            at = entry["at"]
+            self.restarted({"facts": entry["facts"], "at": at, "created_at": at})
             return
-        if self.facts is None or entry.get("log", self.facts.id) != self.facts.id:
-            raise Damaged(
-                f"commit {number} of a log belongs to another log", hint="put back its own commits"
-            )
+        if self.facts is None or entry["of"] != self.facts.id:
+            raise Damaged("it belongs to another log", hint="put back the log's own commits")
+        following = self._following(entry)
         self.at = max(self.at, entry.get("at", 0))
+        self.removed += entry.get("removed", 0)
         match entry["type"]:
             case "trim":
                 self.low = [max(pair) for pair in zip(self.low, entry["below"], strict=True)]
@@ -104,27 +111,42 @@ class LogCommits(Commits):
                 self.dropped = [d for d in self.dropped if d.end > self.cleaned[d.partition]]
             case "drop":
                 self.dropped += [Dropped(number, *drop) for drop in entry["drop"]]
+        if entry.get("files"):
+            self.appended_at = self.at
+        self.next = following
+        self.bytes += sum(file["bytes"] for file in entry.get("files", ()))
+
+    def _following(self, entry: Commit) -> Offsets:
+        """The next offsets behind a commit, which must begin where the log ends."""
+        following = list(self.next)
         for file in entry.get("files", ()):
             partition = file["partition"]
-            if file["first"] != self.next[partition]:
+            if file["first"] != following[partition]:
                 raise Damaged(
-                    f"commit {number} begins at offset {file['first']} of partition {partition}, "
-                    f"but {self.next[partition]} follows: commits are missing or swapped",
+                    f"it begins at offset {file['first']} of partition {partition}, but "
+                    f"{following[partition]} follows: commits are missing or swapped",
                     hint="put the commits of the log back from a backup",
                 )
-            self.next[partition] += file["rows"]
-            self.bytes += file["bytes"]
+            following[partition] += file["rows"]
+        return following
 
     def rolled(self) -> dict[str, Any]:
         assert self.facts is not None
         # Nobody can read below `cleaned`, so what lies below need not be named any more.
-        self.manifests = [ref for ref in self.manifests if not covers(self.cleaned, ref["next"])]
+        named = [ref for ref in self.manifests if not covers(self.cleaned, ref["next"])]
+        gone = [ref["last"] for ref in self.manifests if ref not in named]
+        self.manifests, self.forgotten = named, max([self.forgotten, *gone])
         return {
             "facts": {**vars(self.facts), "key": list(self.facts.key)},
             "next": self.next, "low": self.low, "cleaned": self.cleaned, "at": self.at,
-            "bytes": self.bytes, "trimmed_at": self.trimmed_at,
+            "created_at": self.created_at, "appended_at": self.appended_at,
+            "bytes": self.bytes, "removed": self.removed, "trimmed_at": self.trimmed_at,
+            "forgotten": self.forgotten,
             "dropped": [[d.commit, d.partition, d.first, d.end] for d in self.dropped],
         }  # fmt: skip
+
+    def stamp(self) -> str:
+        return self.facts.id if self.facts else ""
 
     def kept(self, number: int, entry: Commit) -> Commit:
         owner: Commit = {k: entry[k] for k in ("output", "lineage", "epoch") if k in entry}
@@ -132,6 +154,12 @@ class LogCommits(Commits):
 
     def summary(self) -> dict[str, Any]:
         return {"next": list(self.next), "at": self.at, "bytes": self.bytes}
+
+    def rows(self, partition: int) -> int:
+        """How many rows of a partition can be read."""
+        low = self.low[partition]
+        dropped = [d for d in self.dropped if d.partition == partition and d.end > low]
+        return self.next[partition] - low - sum(d.end - max(d.first, low) for d in dropped)
 
     def has_dropped(self, segment: Segment) -> bool:
         return any(

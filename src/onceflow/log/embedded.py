@@ -14,16 +14,24 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onceflow.commits import Commit, CommitLog
-from onceflow.errors import Damaged, Fenced, JobError, OnceflowError, OutOfRange
+from onceflow.errors import (
+    Damaged,
+    Fenced,
+    JobError,
+    OnceflowError,
+    OutOfRange,
+    PublishUnknown,
+)
 from onceflow.log.appending import Appending, sweep
 from onceflow.log.commits import Facts, LogCommits, Offsets, Segment, above, covers, segments_of
 from onceflow.log.segments import (
@@ -43,7 +51,7 @@ from onceflow.schema import (
     refuse_difference,
     spark_schema,
 )
-from onceflow.storage import fsync_dir, make_dirs
+from onceflow.storage import fsync_dir, make_dirs, unseal
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,13 +60,17 @@ DEFAULT_SCHEMA = "value string, event_time timestamp"
 KIND = "log"
 ROLL_UP_EVERY = 16  # commits: opening a log never reads more than these one by one
 SEGMENT_ROWS = 1_000_000
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Appended:
-    """What an append did: its commit, and how many rows. `already`: it had been done before."""
+    """What an append did: its commit, and how many rows. `already`: it had been done before.
 
-    commit: int
+    `commit` is None if this append has made none: there were no rows, or it had been done.
+    """
+
+    commit: int | None
     rows: int
     already: bool = False
 
@@ -75,6 +87,8 @@ class EmbeddedLog:
         self.path = Path(os.path.abspath(path))
         self.view = LogCommits(keep=True)
         self.commits = CommitLog(self.path, KIND, self.view)
+        if (self.path / "_commits").is_dir():
+            refuse_other_kind(self.path)
         self.refresh()
 
     def __str__(self) -> str:
@@ -96,7 +110,6 @@ class EmbeddedLog:
             raise JobError(
                 f"{self.path} {says}", hint=f"create it: onceflow log create {self.path}"
             )
-        refuse_other_kind(self.path)
         self.commits.catch_up()
         if self.view.facts is None:
             raise JobError(
@@ -139,10 +152,10 @@ class EmbeddedLog:
                 return None
             return {"type": "create", "facts": asdict(facts), "at": _now()}
 
-        if log.append(make) is None:
+        done = log.append(make)
+        if done is None and view.facts is not None and view.facts.id != facts.id:
             if not exist_ok:
                 raise JobError(f"{root} is a log already", hint="append to it, or name a new one")
-            assert view.facts is not None
             refuse_difference(f"Log({str(root)!r})", columns(view.facts.schema),
                               columns(facts.schema))  # fmt: skip
         return cls(root)
@@ -155,11 +168,13 @@ class EmbeddedLog:
         *,
         producer: str = "",
         sequence: int | None = None,
+        digest: Callable[[], str] | None = None,
     ) -> Appended:
         """Append all rows in one commit, or none of them.
 
         With `producer` and `sequence` (a number that grows) an append that is tried again is
-        done once: the log remembers the last sequence of each producer.
+        done once: the log remembers the last sequence of each producer. That it is the same
+        append is told by the rows, or by what `digest` says when all rows were taken.
         """
         if bool(producer) != (sequence is not None) or "/" in producer:
             raise JobError(
@@ -167,34 +182,46 @@ class EmbeddedLog:
                 hint='append(rows, producer="import", sequence=7)',
             )
         self.refresh()
-        done = None
+        done = number = None
         try:
             with Appending(self.path, self.view.position) as appending:
+                tried: int | None = None
                 written = list(self._write(rows, appending))
-                digest = _digest(written)
+                said = digest() if digest else _digest(written)
 
                 def make() -> Commit | None:
+                    nonlocal number, tried
+                    if tried is None:
+                        tried = self.view.position
+                    else:  # a put that landed may be rolled up by others before we looked at it
+                        number = self._commit_with(written, tried, known=bool(producer))
+                    if number is not None:
+                        return None
                     ledger = {}
                     if producer:
                         assert sequence is not None
-                        if self._already(producer, sequence, digest):
+                        if self._already(producer, sequence, said):
                             return None
                         ledger = {"output": producer, "term": 0, "lineage": "", "epoch": sequence,
-                                  "decision": digest}  # fmt: skip
+                                  "decision": said}  # fmt: skip
                     return {**ledger, **self.commit_of("append", written)}
 
                 done = self.commits.append(make) if written or producer else None
                 if done is not None:
+                    number = int(done["number"])
+                if number is not None:
                     appending.keep()
         finally:
-            if done is None:
+            if number is None:
                 with contextlib.suppress(OnceflowError, OSError):
                     sweep(self.path, self)
-        self.refresh()
-        if done is not None:
-            self.keep_house()
+        if number is not None:
+            try:
+                self.refresh().keep_house(number)
+            except (OnceflowError, OSError) as error:  # the rows are there: no reason to retry
+                _logger.warning("%s: rows are appended, but keeping house failed: %s", self, error)
         count = sum(file["rows"] for file in written)
-        return Appended(self.view.position, count, already=done is None and bool(producer))
+        return Appended(number, count, already=number is None and bool(producer))
 
     def commit_of(self, kind: str, written: Iterable[dict[str, Any]]) -> Commit:
         """A commit that adds these files at the head as it stands now."""
@@ -202,7 +229,22 @@ class EmbeddedLog:
         for file in written:
             files.append({**file, "first": following[file["partition"]]})
             following[file["partition"]] += file["rows"]
-        return {"type": kind, "log": self.facts.id, "at": max(_now(), self.view.at), "files": files}
+        return {"type": kind, "at": max(_now(), self.view.at), "files": files}
+
+    def _commit_with(self, written: list[dict[str, Any]], since: int, *, known: bool) -> int | None:
+        """The commit above `since` that has these segments, by their names, which are unique.
+        `known`: if it is not listed any more, the ledger knows."""
+        paths = {file["path"] for file in written}
+        for commit in self.commits.remembered(lambda reference: reference["last"] > since):
+            if any(file["path"] in paths for file in commit["files"]):
+                return int(commit["commit"])
+        if paths and not known and self.refresh().view.forgotten > since:
+            raise PublishUnknown(
+                f"{self}: it cannot be known whether the rows were appended: this producer was "
+                "paused, and rows up to where it stood were trimmed since",
+                hint="look at the log; give appends a producer and a sequence, then the log knows",
+            )
+        return None
 
     def _write(
         self, rows: pa.Table | Iterable[pa.Table], appending: Appending
@@ -245,15 +287,18 @@ class EmbeddedLog:
             hint="give every producer a name of its own, and every batch a higher sequence",
         )
 
-    def keep_house(self) -> None:
+    def keep_house(self, commit: int = 0) -> None:
         """After a commit: roll up and retain now and then, remove what dead producers left."""
         from onceflow.log.retention import retain
 
-        mine = self.view.position % ROLL_UP_EVERY == 0  # else somebody who should have was killed
-        if self.commits.roll_up(every=ROLL_UP_EVERY if mine else 3 * ROLL_UP_EVERY):
+        mine = commit % ROLL_UP_EVERY == 0  # else who should have rolled up was killed
+        if self.roll_up(slack=0 if mine else 2 * ROLL_UP_EVERY):
             self.refresh()
             retain(self)
         sweep(self.path, self)
+
+    def roll_up(self, *, slack: int = 0) -> bool:
+        return self.commits.roll_up(every=ROLL_UP_EVERY, slack=slack)
 
     # -------------------------------------------------------------- reading
 
@@ -307,7 +352,22 @@ class EmbeddedLog:
         names = self.columns(columns)
         begin, stop = start or list(self.view.low), end or list(self.view.next)
         for part in self.slices(begin, stop):
-            yield from read_slice(self.path, part, self.schema, names)
+            try:
+                yield from read_slice(self.path, part, self.schema, names)
+            except Damaged:
+                self.refuse_gone(part)
+                raise
+
+    def refuse_gone(self, part: Slice) -> None:
+        """`OutOfRange` if rows that were there when they were asked for are so no more."""
+        segment, first = part.segment, part.segment.first + part.skip
+        self.refresh()
+        if first < self.view.low[segment.partition] or self.view.has_dropped(segment):
+            raise OutOfRange(
+                f"{self}: rows that are being read (partition {segment.partition}, offset {first}) "
+                "were trimmed or taken back in the meantime",
+                hint="read again from what the log has now",
+            )
 
     def columns(self, wanted: Iterable[str] | None = None) -> list[str]:
         have = [*self.schema.names, *OURS]
@@ -322,8 +382,21 @@ class EmbeddedLog:
 
     def offsets_at(self, time_us: int) -> Offsets:
         """The offsets of the first rows that were appended at or after a time."""
-        if time_us > _now():
+        if time_us > max(_now(), self.view.at):
             raise OutOfRange(f"{self}: {_when(time_us)} is in the future", hint="name a past time")
+        self._refuse_trimmed(time_us)
+        try:
+            found = self._first_since(time_us)
+        except Damaged:  # a manifest may have been trimmed away while we looked
+            self.refresh()._refuse_trimmed(time_us)
+            raise
+        # What was taken back may be trimmed as well: nothing is lost behind `low`.
+        return [
+            max(low, following if at is None else at)
+            for at, low, following in zip(found, self.view.low, self.view.next, strict=True)
+        ]
+
+    def _first_since(self, time_us: int) -> list[int | None]:
         found: list[int | None] = [None] * self.facts.partitions
         for commit in self.commits.published(lambda reference: reference["at"] >= time_us):
             if commit["at"] < time_us:
@@ -333,13 +406,14 @@ class EmbeddedLog:
                 found[p] = segment.first if found[p] is None else found[p]
             if None not in found:
                 break
-        offsets = [self.view.next[p] if at is None else at for p, at in enumerate(found)]
-        if time_us <= self.view.trimmed_at or not covers(offsets, self.view.low):
+        return found
+
+    def _refuse_trimmed(self, time_us: int) -> None:
+        if self.view.trimmed_at and time_us <= self.view.trimmed_at:
             raise OutOfRange(
                 f"{self}: rows since {_when(time_us)} were trimmed",
                 hint="use start='earliest' for what is left",
             )
-        return offsets
 
 
 # ---------------------------------------------------------------- checks
@@ -347,7 +421,15 @@ class EmbeddedLog:
 
 def refuse_facts(facts: Facts) -> None:
     kinds = columns(facts.schema)
-    arrow_schema(facts.schema)
+    if not kinds:
+        raise JobError("a log with no columns can hold nothing", hint="name one")
+    lowered = [field.name.lower() for field in arrow_schema(facts.schema)]
+    twice = sorted({name for name in lowered if lowered.count(name) > 1})
+    if twice:
+        raise JobError(
+            f"column {', '.join(twice)} is there twice (Spark does not tell upper case from lower)",
+            hint="rename one",
+        )
     ours = [name for name in kinds if name.lower() in OURS]
     if ours:
         raise JobError(
@@ -365,12 +447,15 @@ def refuse_other_kind(path: Path) -> None:
     """An output folder of Files has commits too."""
     for name in sorted(os.listdir(path / "_commits"))[:3]:
         try:
-            head = json.loads((path / "_commits" / name).read_bytes().partition(b"\n")[0])
-            found = str(head["onceflow"])
-        except (OSError, ValueError, KeyError, TypeError):
+            data = (path / "_commits" / name).read_bytes()
+            found = str(json.loads(data.partition(b"\n")[0])["onceflow"])
+            unseal(data, found, None, name)
+        except (OSError, ValueError, KeyError, TypeError, Damaged):
             continue  # reading the commits says what is wrong with it
         if found != f"{KIND} commit":
-            raise JobError(f"{path} is not a log: it has {found}s", hint="look at the path")
+            raise JobError(
+                f"{path} is not a log: it has {found}s ({name})", hint="look at the path"
+            )
 
 
 def _refuse_strange_folder(root: Path) -> None:
@@ -390,7 +475,15 @@ def _refuse_strange_folder(root: Path) -> None:
 def _spark_json(schema: str | pa.Schema) -> str:
     if not isinstance(schema, str):
         return nullable(spark_schema(schema))
-    return nullable(schema if schema.lstrip().startswith("{") else parse_schema(schema))
+    if not schema.lstrip().startswith("{"):
+        return nullable(parse_schema(schema))
+    try:
+        arrow_schema(schema)
+    except (ValueError, KeyError, TypeError) as error:
+        raise JobError(
+            f"{schema!r} is not a schema: {error!r}", hint="give what Spark's df.schema.json() says"
+        ) from error
+    return nullable(schema)
 
 
 def _digest(written: list[dict[str, Any]]) -> str:

@@ -68,12 +68,12 @@ def readers(log: str | os.PathLike[str]) -> list[Reader]:
     return found
 
 
-def forget(log: str | os.PathLike[str], name: str) -> list[Reader]:
+def forget(log: str | os.PathLike[str], name: str, *, dry_run: bool = False) -> list[Reader]:
     """The log no longer keeps rows for the readers of that name (a job, or job/query/source)."""
     gone = [r for r in readers(log) if name in (r.name, r.name.partition("/")[0])]
     if not gone:
         names = ", ".join(r.name for r in readers(log)) or "none"
         raise JobError(f"no reader is called {name}", hint=f"the log knows: {names}")
-    for reader in gone:
+    for reader in [] if dry_run else gone:
         LocalStore(log).delete(f"{_FOLDER}/{reader.file}")
     return gone

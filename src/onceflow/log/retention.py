@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
-from onceflow.commits import Commit, Reference
-from onceflow.errors import Fenced, JobError, OutOfRange
+from onceflow.commits import Commit, Forgotten, Reference
+from onceflow.errors import Fenced, JobError, OutOfRange, TargetBehind
 from onceflow.ledger import Position
 from onceflow.log.commits import Offsets, Segment, covers, segments_of
 from onceflow.log.embedded import EmbeddedLog
@@ -22,7 +23,7 @@ from onceflow.testing.faults import reach
 
 @dataclass(frozen=True)
 class Trimmed:
-    """What a trim took away."""
+    """What a trim took away, or would take."""
 
     low: Offsets
     rows: int
@@ -30,23 +31,35 @@ class Trimmed:
     bytes: int
 
 
-def trim(log: EmbeddedLog, below: Offsets) -> Trimmed:
+def trim(log: EmbeddedLog, below: Offsets, *, dry_run: bool = False) -> Trimmed:
     """Take away the rows below these offsets. Refuses if a reader still needs one of them."""
-    log.refresh()
+    while True:
+        with suppress(Forgotten):  # another trim is faster than ours: look again
+            return _refuse_or_trim(log.refresh(), below, dry_run)
+
+
+def _refuse_or_trim(log: EmbeddedLog, below: Offsets, dry_run: bool) -> Trimmed:
+    count = log.facts.partitions
+    if len(below) != count:
+        raise JobError(
+            f"{log} has {count} partition{'s' * (count > 1)}, not {len(below)}",
+            hint="name an offset for each",
+        )
     if not covers(log.view.next, below):
         raise OutOfRange(
             f"{log} ends at {_show(log.view.next)}; it cannot be trimmed to {_show(below)}",
             hint="name offsets that are there",
         )
+    below = _later(below, log.view.low)
     for reader in readers(log.path):
-        if not covers(reader.needs, below):
+        if not covers(_later(reader.needs, log.view.low), below):
             raise JobError(
                 f"reader {reader.name} (home {reader.home}, lineage {reader.lineage[:8]}) still "
                 f"needs {log} from {_show(reader.needs)}; asked was to trim to {_show(below)}",
                 hint="let the job go on, or trim less; if the job is gone for good: "
                 f"onceflow log trim {log.path} --forget {reader.name}",
             )
-    return _trim(log, below)
+    return _plan(log, below)[0] if dry_run else _trim(log, below)
 
 
 def retain(log: EmbeddedLog) -> Trimmed | None:
@@ -54,24 +67,51 @@ def retain(log: EmbeddedLog) -> Trimmed | None:
     facts = log.facts
     if facts.retain_ms is None and facts.retain_bytes is None:
         return None
-    below = list(log.view.low)
-    for reference in _leaves(log, log.view.manifests):
-        if not _expired(log, reference):
+    before = None if facts.retain_ms is None else time.time_ns() // 1000 - facts.retain_ms * 1000
+    with suppress(Forgotten):  # another one is at it
+        below = expired(log, before=before, keep_bytes=facts.retain_bytes)
+        for reader in readers(log.path):
+            below = [min(pair) for pair in zip(below, reader.needs, strict=True)]
+        below = _later(below, log.view.low)
+        return None if below == log.view.low else _trim(log, below)
+    return None
+
+
+def expired(
+    log: EmbeddedLog, *, before: int | None = None, keep_bytes: int | None = None
+) -> Offsets:
+    """The offsets up to which rows were appended before a time (microseconds since 1970), or are
+    not among the newest so many bytes. Whole commits; at least `keep_bytes` stay."""
+    while True:
+        with suppress(Forgotten):  # a trim is at work: look again
+            return _expired(log, before, keep_bytes)
+        log.refresh()
+
+
+def _expired(log: EmbeddedLog, before: int | None, keep_bytes: int | None) -> Offsets:
+    view = log.view
+
+    def old(at: int, bytes_up_to: int) -> bool:
+        return (before is not None and at < before) or (
+            keep_bytes is not None and view.bytes - bytes_up_to >= keep_bytes
+        )
+
+    below, commits, up_to = list(view.low), view.recent, view.bytes
+    for reference in _leaves(log, view.manifests):
+        if not old(reference["at"], reference["bytes"]):
+            commits = log.commits.read_manifest(reference["name"])["commits"]
+            up_to = reference["bytes"]
             break
-        below = reference["next"]
-    for reader in readers(log.path):
-        below = [min(pair) for pair in zip(below, reader.needs, strict=True)]
-    below = [max(pair) for pair in zip(below, log.view.low, strict=True)]
-    return None if below == log.view.low else _trim(log, below)
-
-
-def _expired(log: EmbeddedLog, reference: Reference) -> bool:
-    facts = log.facts
-    old = facts.retain_ms is not None and reference["at"] < (
-        time.time_ns() // 1000 - facts.retain_ms * 1000
-    )
-    kept = log.view.bytes - int(reference["bytes"])  # what would be left without it
-    return old or (facts.retain_bytes is not None and kept >= facts.retain_bytes)
+        below = _later(reference["next"], view.low)
+    up_to -= sum(segment.bytes for commit in commits for segment in segments_of(commit))
+    for commit in commits:
+        segments = segments_of(commit)
+        up_to += sum(segment.bytes for segment in segments)
+        if not old(commit["at"], up_to):
+            break
+        for segment in segments:
+            below[segment.partition] = max(below[segment.partition], segment.end)
+    return below
 
 
 def _leaves(log: EmbeddedLog, references: list[Reference]) -> Iterator[Reference]:
@@ -83,61 +123,134 @@ def _leaves(log: EmbeddedLog, references: list[Reference]) -> Iterator[Reference
             yield from _leaves(log, log.commits.read_manifest(reference["name"])["manifests"])
 
 
-def _trim(log: EmbeddedLog, below: Offsets) -> Trimmed:
-    before = log.view.low
-    below = [max(pair) for pair in zip(below, before, strict=True)]
+def _plan(log: EmbeddedLog, below: Offsets) -> tuple[Trimmed, list[Segment]]:
+    """What a trim takes away, and the segments that it touches."""
+    low = log.view.low
     touched = list(log.segments(log.view.cleaned, below))
-    facts = {"log": log.facts.id, "below": below}
+    rows = sum(max(0, min(s.end, below[s.partition]) - max(s.first, low[s.partition]))
+               for s in touched)  # fmt: skip
+    gone = _whole(touched, below)
+    return Trimmed(below, rows, len(gone), sum(s.bytes for s in gone)), touched
+
+
+def _whole(segments: list[Segment], below: Offsets) -> list[Segment]:
+    return [segment for segment in segments if segment.end <= below[segment.partition]]
+
+
+def _trim(log: EmbeddedLog, below: Offsets) -> Trimmed:
+    planned, touched = _plan(log, below)
+    if below == log.view.low == log.view.cleaned:
+        return planned
     last = max((segment.at for segment in touched), default=0)
-    log.commits.append(lambda: {"type": "trim", "last": last, **facts})
+    log.commits.append(lambda: {"type": "trim", "last": last, "below": below})
     reach("trim.committed")
-    gone = [segment for segment in touched if segment.end <= below[segment.partition]]
+    gone = _whole(touched, below)
     for segment in gone:
         (log.path / segment.path).unlink(missing_ok=True)
         reach("trim.removed-one")
-    log.commits.append(lambda: {"type": "clean", **facts})
-    log.refresh()
-    log.commits.roll_up(every=1)
+    remove_dropped(log)  # while their names are known
+
+    def clean() -> Commit:  # what another trim has counted in between is not counted again
+        left = [s for s in gone if s.end > log.view.cleaned[s.partition]]
+        return {"type": "clean", "removed": sum(s.bytes for s in left), "below": below}
+
+    log.commits.append(clean)
+    log.refresh().roll_up()
     log.commits.sweep()
     log.refresh()
-    rows = sum(b - a for a, b in zip(before, below, strict=True))
-    return Trimmed(list(log.view.low), rows, len(gone), sum(s.bytes for s in gone))
+    return planned
 
 
-def take_back(log: EmbeddedLog, output: str, *, cut: Position, to: Position, term: int) -> int:
+def _later(offsets: Offsets, others: Offsets) -> Offsets:
+    return [max(pair) for pair in zip(offsets, others, strict=True)]
+
+
+# ---------------------------------------------------------------- taking back
+
+
+def take_back(
+    log: EmbeddedLog,
+    output: str,
+    *,
+    cut: Position,
+    to: Position,
+    term: int,
+    decision: str | None = None,
+) -> int:
     """Drop what `output` published after `cut`, and nobody else's rows, in one commit that also
     moves its ledger to `to` (the cut in a new lineage). Returns how many rows went.
 
+    `decision` is the nonce of the cut's own decision; without it the ledger keeps the last one.
     Their offsets are never used again. A reader that has read them is told so.
     """
     gone: list[Segment] = []
 
     def make() -> Commit | None:
         ledger = log.view.ledger(output)
-        if ledger.position == to:
-            return None  # done before
+        at = ledger.position
+        if at is not None and at.lineage == to.lineage:
+            return None  # done before; it may have published more since
         if ledger.term > term:
             raise Fenced(f"{log} has seen term {ledger.term}, this driver has term {term}")
-        gone[:] = [
-            segment
-            for commit in log.commits.published()
-            if commit.get("output") == output and commit.get("lineage") == cut.lineage
-            and commit["epoch"] > cut.epoch
-            for segment in segments_of(commit)
-            if not log.view.has_dropped(segment)
-        ]  # fmt: skip
+        ahead = at is None or (at.lineage == cut.lineage and at.epoch < cut.epoch)
+        if ahead and cut.epoch >= 0:
+            raise TargetBehind(
+                f"{log} has published {'nothing' if at is None else f'up to epoch {at.epoch}'} of "
+                f"{output}, so it cannot go back to epoch {cut.epoch}",
+                hint="bring back the log as it was (its newest copy)",
+            )
+        gone[:] = [s for s in _published_after(log, output, cut) if not log.view.has_dropped(s)]
+        left = [s for s in gone if s.end > log.view.cleaned[s.partition]]
         return {
-            "type": "drop", "log": log.facts.id, "output": output, "term": term,
-            "lineage": to.lineage, "epoch": to.epoch, "decision": ledger.decision,
-            "drop": [[s.partition, s.first, s.end] for s in gone],
+            "type": "drop", "output": output, "term": term, "lineage": to.lineage,
+            "epoch": to.epoch, "drop": _ranges(gone),
+            "decision": ledger.decision if decision is None else decision,
+            "removed": sum(s.bytes for s in left),
         }  # fmt: skip
 
-    if log.commits.append(make) is None:
-        return 0
-    log.refresh()
-    for segment in gone:
-        (log.path / segment.path).unlink(missing_ok=True)
-    return sum(segment.rows for segment in gone)
+    done = log.commits.append(make)
+    reach("drop.committed")
+    remove_dropped(log.refresh())
+    return 0 if done is None else sum(segment.rows for segment in gone)
+
+
+def remove_dropped(log: EmbeddedLog) -> None:
+    """Remove the files of what was taken back: who did it may have been killed in between."""
+    dropped = log.view.dropped
+    if not dropped:
+        return
+
+    def wanted(reference: Reference) -> bool:
+        return any(reference["next"][drop.partition] > drop.first for drop in dropped)
+
+    for commit in log.commits.remembered(wanted):
+        for segment in filter(log.view.has_dropped, segments_of(commit)):
+            (log.path / segment.path).unlink(missing_ok=True)
+            reach("drop.removed-one")
+
+
+def _published_after(log: EmbeddedLog, output: str, cut: Position) -> Iterator[Segment]:
+    """Lineages of an output follow each other: what another one published behind the first epoch
+    of the cut's came after it, and what it published before stays."""
+    begun = False
+    for commit in log.commits.remembered():
+        if commit.get("output") != output:
+            continue
+        inside = commit["lineage"] == cut.lineage
+        begun = begun or inside
+        if begun and not (inside and commit["epoch"] <= cut.epoch):
+            yield from segments_of(commit)
+
+
+def _ranges(segments: list[Segment]) -> list[list[int]]:
+    """[partition, first, end] of all rows, with as few ranges as there can be."""
+    found: list[list[int]] = []
+    for segment in sorted(segments, key=lambda s: (s.partition, s.first)):
+        if found and found[-1][0] == segment.partition and found[-1][2] == segment.first:
+            found[-1][2] = segment.end
+        else:
+            found.append([segment.partition, segment.first, segment.end])
+    return found
 
 
 def _show(offsets: Offsets) -> str:

@@ -10,6 +10,7 @@ import os
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,19 +61,68 @@ def fit(rows: pa.Table, schema: pa.Schema, target: str) -> pa.Table:
     """The same rows with exactly these columns; types may only be widened without loss."""
     import pyarrow as pa
 
-    missing = [name for name in schema.names if name not in rows.column_names]
-    strange = [name for name in rows.column_names if name not in schema.names]
-    if missing or strange:
-        said = [f"{name} is missing" for name in missing]
-        said += [f"{name} is not a column of the log" for name in strange]
+    have, want = rows.column_names, schema.names
+    said = [f"{name} is missing" for name in want if name not in have]
+    said += [f"{name} is not a column of the log" for name in have if name not in want]
+    said += sorted({f"{name} is there twice" for name in have if have.count(name) > 1})
+    if said:
         raise JobError(
             f"the rows do not fit {target}: {', '.join(said)}",
             hint=f"its columns are {', '.join(schema.names)}",
         )
+    for field in schema:
+        if not _widens(rows.schema.field(field.name).type, field.type):
+            raise JobError(
+                f"the rows do not fit {target}: {field.name} is {field.type} there, "
+                f"not {rows.schema.field(field.name).type}",
+                hint="cast the column",
+            )
     try:
         return rows.select(schema.names).cast(schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
         raise JobError(f"the rows do not fit {target}: {error}", hint="cast the column") from error
+
+
+def _widens(have: pa.DataType, want: pa.DataType) -> bool:
+    """May Arrow cast this? It would also cut fields off structs, round, and take numbers for times.
+    Whether each value fits into a narrower integer or decimal is seen when it is cast."""
+    from pyarrow import types as t
+
+    if t.is_dictionary(have):
+        return _widens(have.value_type, want)
+    if have == want or t.is_null(have):
+        return True
+    if t.is_struct(want):
+        names = sorted(field.name for field in want)
+        return (
+            t.is_struct(have)
+            and sorted(field.name for field in have) == names
+            and all(_widens(have.field(n).type, want.field(n).type) for n in names)
+        )
+    if t.is_map(want):
+        return (
+            t.is_map(have)
+            and _widens(have.key_type, want.key_type)
+            and _widens(have.item_type, want.item_type)
+        )
+    if t.is_list(want):
+        lists = t.is_list(have) or t.is_large_list(have) or t.is_fixed_size_list(have)
+        return lists and _widens(have.value_type, want.value_type)
+    if t.is_timestamp(want):  # a time without a zone is taken for UTC, not the other way round
+        return t.is_timestamp(have) and (have.tz is None or want.tz is not None)
+    families: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...] = (
+        ((t.is_integer,), (t.is_integer, t.is_float32, t.is_float64, t.is_decimal)),
+        ((t.is_float16, t.is_float32), (t.is_float32, t.is_float64)),
+        ((t.is_decimal,), (t.is_decimal,)),
+        ((t.is_date,), (t.is_date,)),
+        ((t.is_string, t.is_large_string, t.is_string_view), (t.is_string,)),
+        ((t.is_binary, t.is_large_binary, t.is_fixed_size_binary, t.is_binary_view),
+         (t.is_binary,)),
+    )  # fmt: skip
+    return any(
+        any(check(have) for check in froms) and any(check(want) for check in tos)
+        for froms, tos in families
+    )
 
 
 # ---------------------------------------------------------------- keys
@@ -95,7 +145,7 @@ def split_by_key(rows: pa.Table, key: Sequence[str], partitions: int) -> dict[in
     import numpy as np
     import pyarrow as pa
 
-    if partitions == 1:
+    if partitions == 1 or not rows.num_rows:
         return {0: rows} if rows.num_rows else {}
     total = np.zeros(rows.num_rows, np.int64)
     for name in key:
@@ -147,7 +197,7 @@ def read_slice(
     import pyarrow.parquet as pq
 
     segment, path = part.segment, Path(root, part.segment.path)
-    _refuse_other_size(path, segment)
+    _refuse_other_content(path, segment)
     wanted = [name for name in columns if name not in OURS]
     fields = [_our_field(n) if n in OURS else schema.field(n) for n in columns]
     target = pa.schema(fields)
@@ -171,6 +221,12 @@ def read_slice(
             left -= rows.num_rows
             if left == 0:
                 return
+        if left:
+            raise Damaged(
+                f"{path} ends {left} rows too early", hint="put the file back from a backup"
+            )
+    except PermissionError:
+        raise
     except (pa.ArrowException, OSError) as error:
         raise Damaged(
             f"{path} is damaged: {error}", hint="put the file back from a backup"
@@ -206,11 +262,11 @@ def _complete(
     count, arrays = rows.num_rows, []
     for field in target:
         if field.name == PARTITION:
-            array = pa.array(np.full(count, segment.partition, np.int32))
+            array = _array(np.full(count, segment.partition, np.int32), field.type)
         elif field.name == OFFSET:
-            array = pa.array(np.arange(first, first + count, dtype=np.int64))
+            array = _array(np.arange(first, first + count, dtype=np.int64), field.type)
         elif field.name == APPENDED_AT:
-            array = pa.array(np.full(count, segment.at, np.int64)).cast(field.type)
+            array = _array(np.full(count, segment.at, np.int64), field.type)
         else:
             array = rows.column(field.name)
             array = array if array.type == field.type else array.cast(field.type)
@@ -218,11 +274,37 @@ def _complete(
     return pa.RecordBatch.from_arrays(arrays, schema=target)
 
 
-def _refuse_other_size(path: Path, segment: Segment) -> None:
-    found = path.stat().st_size if path.exists() else None
-    if found != segment.bytes:
-        says = "is missing" if found is None else f"has {found} bytes"
+def _array(numbers: Any, kind: pa.DataType) -> pa.Array:
+    """`pa.array` would import pandas, which takes longer than all the rest of a small read."""
+    import pyarrow as pa
+
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def _refuse_other_content(path: Path, segment: Segment) -> None:
+    """Parquet guards its pages only; a bit of a header or the footer can turn into other rows."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        found = None
+    if found is None or found.st_size != segment.bytes:
+        says = "is missing" if found is None else f"has {found.st_size} bytes"
         raise Damaged(
             f"{path} {says}, committed were {segment.bytes} bytes",
             hint="put the file back from a backup",
         )
+    if _crc32(str(path), found.st_ino, found.st_mtime_ns, found.st_size) != segment.crc32:
+        raise Damaged(
+            f"{path} is damaged: its content does not match its checksum",
+            hint="put the file back from a backup",
+        )
+
+
+@lru_cache(maxsize=4096)
+def _crc32(path: str, inode: int, modified: int, size: int) -> int:
+    """Of a file as it is now. Segments never change: once in a process is enough."""
+    crc = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            crc = zlib.crc32(chunk, crc)
+    return crc

@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.errors import DiskFull, JobError, SetupError
+from onceflow.handle import Handle, start
 from onceflow.home import JobFolder
 from onceflow.job import Job, load, milliseconds
 from onceflow.runtime.complaint import Complaint, complaint
 from onceflow.runtime.lease import Lease
 from onceflow.runtime.progress import REPORTS_KEPT, ProgressMeter, as_json
 from onceflow.session import get_session
-from onceflow.start import Handle, start
 from onceflow.testing import faults
 
 Tell = Callable[..., None]

@@ -15,7 +15,7 @@ from onceflow.epoch_log import Decision
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from onceflow.start import Handle, Started
+    from onceflow.handle import Handle, Started
 
 _WINDOW = 10.0  # seconds over which rates are taken, at least
 # Reports that Spark keeps for a query. All are read when one is new, so few is cheap; the meter

@@ -40,6 +40,7 @@ class Sink(ABC):
     modes: ClassVar[tuple[str, ...]] = ("append",)
     shared: ClassVar[bool] = False  # may several outputs have it as their target?
     by: tuple[str, ...] = ()  # what makes sub-folders of the target
+    by_number: ClassVar[bool] = False  # are these sub-folders numbered?
     roll_bytes: int | None = None  # about how large one staged file may become
 
     @abstractmethod
@@ -80,6 +81,9 @@ class Sink(ABC):
     def settled(self, output: str) -> None:
         """All decided epochs are published: the last chance to notice a foreign hand."""
 
+    def tidy(self) -> None:
+        """Housekeeping after an epoch, beside other work: what must not grow with their number."""
+
     def sweep(self, *, below_term: int) -> None:
         """Remove what older terms staged in the target itself."""
 
@@ -98,7 +102,17 @@ class Sink(ABC):
             )
 
 
-_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_UNITS = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
 
 
 def parse_bytes(text: str) -> int:

@@ -185,6 +185,9 @@ class Files(FolderSink):
             "files": [self._entry(publication, n) for n in range(len(publication.files))],
         }  # fmt: skip
 
+    def tidy(self) -> None:
+        self._commits.roll_up(every=self.roll_up_every)
+
     def _layout(self) -> str:
         return f"{self.format} by {', '.join(self.by)}" if self.by else self.format
 

@@ -28,7 +28,6 @@ class FolderSink(Sink):
     It does not promise an order among the rows of an epoch.
     """
 
-    roll_up_every: int  # commits
     path: Path
     _commits: CommitLog
 
@@ -39,6 +38,11 @@ class FolderSink(Sink):
     @abstractmethod
     def _commit(self, publication: Publication) -> Commit:
         """What the commit of this epoch says beside the ledger, for the head as it stands."""
+
+    @property
+    def _copies(self) -> Path:
+        """For what was staged on another file system. No other output has anything there."""
+        return self.path / "_staged"
 
     def _entry(self, publication: Publication, number: int) -> dict[str, Any]:
         file = publication.files[number]
@@ -56,7 +60,7 @@ class FolderSink(Sink):
 
     def _copy(self, file: Committable, tag: str) -> Committable:
         """Onto the target's own file system, so that publishing can rename it."""
-        folder = self.path / "_staged" / tag / file.partition  # Spark's names repeat in each
+        folder = self._copies / tag / file.partition  # Spark's names repeat in each
         make_dirs(folder)
         copy = folder / (os.path.basename(file.path) + ".staged")
         with translate_disk_full(copy):
@@ -66,7 +70,7 @@ class FolderSink(Sink):
         return Committable(str(copy), file.rows, file.bytes, file.crc32, file.partition)
 
     def sweep(self, *, below_term: int) -> None:
-        for folder in (self.path / "_staged").glob("*-*-*-*"):
+        for folder in self._copies.glob("*-*-*-*"):
             if int(folder.name.rsplit("-", 2)[1]) < below_term:
                 shutil.rmtree(folder, ignore_errors=True)
         self._commits.sweep()
@@ -90,7 +94,6 @@ class FolderSink(Sink):
         if outcome is Outcome.PUBLISHED:
             reach("folder.committed")
             self._drop_copies(publication)
-            self._commits.roll_up(every=self.roll_up_every)
         return outcome
 
     def _move(self, publication: Publication) -> None:
@@ -118,8 +121,7 @@ class FolderSink(Sink):
 
     def _drop_copies(self, publication: Publication) -> None:
         """The folders of copies that were renamed away."""
-        copies = self.path / "_staged"
         for file in publication.files:
-            if Path(file.path).is_relative_to(copies):
-                tag = Path(file.path).relative_to(copies).parts[0]
-                shutil.rmtree(copies / tag, ignore_errors=True)
+            if Path(file.path).is_relative_to(self._copies):
+                tag = Path(file.path).relative_to(self._copies).parts[0]
+                shutil.rmtree(self._copies / tag, ignore_errors=True)

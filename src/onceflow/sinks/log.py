@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from onceflow.commits import Commit, CommitLog
-from onceflow.errors import JobError
+from onceflow.errors import JobError, TargetBehind
 from onceflow.ledger import Ledger, Outcome, Publication
 from onceflow.log.commits import Facts
-from onceflow.log.embedded import ROLL_UP_EVERY, EmbeddedLog, refuse_facts
+from onceflow.log.embedded import EmbeddedLog, refuse_facts
+from onceflow.log.retention import remove_dropped
 from onceflow.log.segments import key_partition
 from onceflow.schema import columns, refuse_difference
 from onceflow.sinks.base import parse_bytes
 from onceflow.sinks.folder import FolderSink
+from onceflow.storage import LocalStore
 
 
 class Log(FolderSink):
@@ -30,7 +33,7 @@ class Log(FolderSink):
 
     modes = ("append", "update")
     shared = True
-    roll_up_every = ROLL_UP_EVERY
+    by_number = True
 
     def __init__(
         self,
@@ -44,7 +47,7 @@ class Log(FolderSink):
         self.key = None if key is None else (key,) if isinstance(key, str) else tuple(key)
         self.partitions = partitions
         self.roll_bytes = parse_bytes(roll)
-        self._schema = ""
+        self._schema = self._output = ""
         self._log: EmbeddedLog | None = None
 
     def __str__(self) -> str:
@@ -60,12 +63,15 @@ class Log(FolderSink):
 
     def prepare(self, output: str, schema: str, mode: str) -> None:
         self.refuse_mode(mode, "use Sqlite(path, table=…, key=…) for complete")
-        self._schema = schema
+        self._schema, self._output = schema, output
         log = self._existing()
         if log is None:
             refuse_facts(Facts("", schema, self.partitions or 1, self.key or ()))
             return
-        refuse_difference(str(self), columns(log.facts.schema), columns(schema))
+        self._refuse_other(log)
+
+    def _refuse_other(self, log: EmbeddedLog) -> None:
+        refuse_difference(str(self), columns(log.facts.schema), columns(self._schema))
         if self.key is not None and self.key != log.facts.key:
             has = f"key {', '.join(log.facts.key)}" if log.facts.key else "no key"
             raise JobError(
@@ -79,10 +85,16 @@ class Log(FolderSink):
             )
 
     def _existing(self) -> EmbeddedLog | None:
-        if self._log is None and (self.path / "_commits").is_dir():
+        """The log, if it is there and was created to its end."""
+        if self._log is None:
+            strange = self.path.exists() and any(self.path.iterdir())
+            if not (self.path / "_commits").is_dir():
+                if strange:
+                    raise JobError(f"{self.path} is not a log", hint="name a log or a new folder")
+                return None
+            if not any(LocalStore(self.path).list("_commits")):
+                return None  # who created it was killed in between
             self._log = EmbeddedLog(self.path)
-        elif self._log is None and self.path.exists() and any(self.path.iterdir()):
-            raise JobError(f"{self.path} is not a log", hint="name a log or a new folder")
         return self._log
 
     @property
@@ -99,7 +111,13 @@ class Log(FolderSink):
     def sweep(self, *, below_term: int) -> None:
         super().sweep(below_term=below_term)
         assert self._log is not None
+        remove_dropped(self._log)
         self._log.keep_house()
+
+    @property
+    def _copies(self) -> Path:
+        assert self._output
+        return self.path / "_staged" / _short(self._output)
 
     # -------------------------------------------------------------- ledger and publish
 
@@ -112,27 +130,50 @@ class Log(FolderSink):
         return Ledger() if self._existing() is None else super().published(output)
 
     def fence(self, output: str, *, term: int, token: str) -> Ledger:
-        if self._existing() is None:
+        self._output, log = output, self._existing()
+        if log is not None:
+            log.commits.catch_up()
+        if log is None or log.view.facts is None:
             self._log = EmbeddedLog.create(
                 self.path, self._schema, partitions=self.partitions or 1, key=self.key or (),
                 exist_ok=True,
             )  # fmt: skip
+        if self._schema and self._log is not None:
+            self._refuse_other(self._log)  # somebody else may have created it since `prepare`
         return super().fence(output, term=term, token=token)
 
     def publish(self, publication: Publication) -> Outcome:
-        assert self._existing() is not None
+        self._output = publication.output
+        if self._existing() is None:
+            raise self._gone()
         return super().publish(publication)
 
-    def _partition(self, publication: Publication, number: int) -> int:
+    def tidy(self) -> None:
         assert self._log is not None
+        self._log.keep_house()
+
+    def _gone(self) -> TargetBehind:
+        return TargetBehind(
+            f"{self} is gone: it was set back, replaced or emptied",
+            hint="bring back the log as it was (its newest copy)",
+        )
+
+    def _facts(self) -> Facts:
+        if self._log is None or self._log.view.facts is None:
+            raise self._gone()  # under the driver that runs
+        return self._log.facts
+
+    def _partition(self, publication: Publication, number: int) -> int:
         folder = publication.files[number].partition
         if folder:
             return int(folder.partition("=")[2])
-        return (publication.epoch + number) % self._log.facts.partitions
+        return (publication.epoch + number) % self._facts().partitions
 
     def _final(self, publication: Publication, number: int) -> Path:
+        """Outputs that are staged together have files of the same names: theirs says whose."""
         name = os.path.basename(publication.files[number].path).removesuffix(".staged")
-        unique = f"{publication.lineage[:8]}-{publication.epoch:010d}-{name}"
+        whose = f"{publication.lineage[:8]}-{_short(publication.output)}"
+        unique = f"{whose}-{publication.epoch:010d}-{name}"
         return self.path / f"partition={self._partition(publication, number)}" / unique
 
     def _commit(self, publication: Publication) -> Commit:
@@ -142,3 +183,7 @@ class Log(FolderSink):
             for n in range(len(publication.files))
         ]
         return {**self._log.commit_of("epoch", files), "rows": publication.rows}
+
+
+def _short(output: str) -> str:
+    return f"{zlib.crc32(output.encode()):08x}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from onceflow.errors import JobError
@@ -14,6 +14,8 @@ from onceflow.sources.base import Source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Log(Source):
@@ -127,4 +129,5 @@ def _microseconds(start: Any) -> int:
     if not isinstance(start, datetime):
         raise JobError(f"start={start!r} is not a place in a log", hint='use "earliest"')
     start = start if start.tzinfo else start.replace(tzinfo=UTC)
-    return int(start.timestamp() * 1_000_000)
+    passed: timedelta = start - _EPOCH
+    return passed // timedelta(microseconds=1)

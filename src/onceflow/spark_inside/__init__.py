@@ -20,7 +20,7 @@ from onceflow.spark_inside.checkpoint import (
     offset_after,
     parse_offsets,
 )
-from onceflow.spark_inside.query import Plan, RunningQuery, is_classic, keep_quiet
+from onceflow.spark_inside.query import Load, Plan, RunningQuery, is_classic, keep_quiet
 from onceflow.spark_inside.source_log import COMPACT_INTERVAL, SourceEntries
 
 SUPPORTED = ((4, 2), (4, 3))
@@ -29,6 +29,7 @@ __all__ = [
     "COMPACT_INTERVAL",
     "SUPPORTED",
     "Checkpoint",
+    "Load",
     "Plan",
     "RunningQuery",
     "SourceEntries",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,15 @@ _STATE_WRITER = "org.apache.spark.sql.execution.streaming.operators.stateful.Sta
 
 
 @dataclass(frozen=True)
+class Load:
+    """What an epoch has to work on: its input, as `Plan.input` says, and the rows of state that
+    it begins with."""
+
+    input: int
+    state_rows: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """The range of the epoch that Spark is about to run, as it stands in Spark's memory."""
 
@@ -30,6 +40,18 @@ class Plan:
     start: dict[str, Any]
     end: dict[str, Any]
     files: dict[str, list[str]]  # file source -> the files of this epoch
+
+    def input(self) -> int:
+        """About how much there is to read: bytes of files, else how far the offsets move (rows,
+        for logs and Kafka). To be compared with other epochs of the same query."""
+        total = 0
+        for name, end in self.end.items():
+            if name in self.files:
+                paths = (unquote(urlparse(path).path) for path in self.files[name])
+                total += sum(os.path.getsize(path) for path in paths if os.path.exists(path))
+            else:
+                total += _numbers(end) - _numbers(self.start.get(name, 0))
+        return total
 
     def compare_files(self, entries: SourceEntries) -> str:
         """Does the source's log name the files that Spark holds in its plan? If not, how."""
@@ -141,11 +163,25 @@ class RunningQuery:
         self._stateful = bool(ids)
         return ids
 
+    def load(self, plan: Plan) -> Load:
+        """Before the action."""
+        report = self._query.lastProgress()
+        operators = [] if report is None else report.stateOperators()
+        return Load(plan.input(), sum(int(operator.numRowsTotal()) for operator in operators))
+
     def next_watermark(self) -> int:
         """Milliseconds. Spark does the same after the epoch; doing it twice changes nothing."""
         tracker = self._query.watermarkTracker()
         tracker.updateWatermark(self._query.lastExecution().executedPlan())
         return int(tracker.currentWatermark())
+
+
+def _numbers(offset: Any) -> int:
+    """The sum of all numbers in an offset, whatever its shape is."""
+    if isinstance(offset, dict | list):
+        parts = offset.values() if isinstance(offset, dict) else offset
+        return sum(_numbers(part) for part in parts)
+    return offset if isinstance(offset, int) else 0
 
 
 def _iterate(iterator: Any) -> Iterator[Any]:

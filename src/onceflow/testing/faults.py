@@ -45,7 +45,8 @@ FOLDER = ("folder.moved-one", "folder.moved", "folder.committed")
 SQLITE = ("sqlite.begun", "sqlite.written", "sqlite.committed")
 ROLL_UP = ("rollup.written", "rollup.pruned-one")
 
-TRIM = ("trim.committed", "trim.removed-one")  # no part of a job's life
+# No part of a job's life.
+TRIM = ("trim.committed", "trim.removed-one", "drop.committed", "drop.removed-one")
 
 POINTS = OPENING + EPOCH + PUT + FOLDER + SQLITE + ROLL_UP
 

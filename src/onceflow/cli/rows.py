@@ -1,0 +1,331 @@
+"""`onceflow log append` and `onceflow log tail`: rows into a log, and out of it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import select
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onceflow.cli.output import json_option, number, show
+from onceflow.errors import BadInput, DiskFull, JobError
+from onceflow.log.embedded import DEFAULT_SCHEMA, EmbeddedLog
+from onceflow.log.intake import FORMATS, Input, Intake, Rejects, parquet_file
+from onceflow.log.plain import as_word, plain_rows
+from onceflow.log.segments import APPENDED_AT, OFFSET, OURS, PARTITION
+from onceflow.log.tail import last_slices, read_slices, slices_from
+from onceflow.log.values import Malformed, microseconds
+from onceflow.schema import parse_schema, spark_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from onceflow.log.commits import Offsets
+    from onceflow.log.segments import Slice
+
+_LOOK_EVERY = 0.2  # seconds
+_AT_ONCE = 1000  # rows that are written at once
+
+
+# ---------------------------------------------------------------- append
+
+
+@click.command("append")
+@click.argument("path")
+@click.argument("files", metavar="[FILE]...", nargs=-1)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(FORMATS),
+    help="Of the input; else each file's ending says it, and standard input is JSON.",
+)
+@click.option(
+    "--reject",
+    metavar="FILE",
+    help="A new file for lines that do not fit; the others are appended.",
+)
+@click.option("--producer", metavar="NAME", help="Who appends; with --sequence.")
+@click.option(
+    "--sequence",
+    metavar="N",
+    type=click.IntRange(min=0),
+    help="A number that grows. The same again is appended once.",
+)
+@json_option
+def append(  # noqa: PLR0917 - one parameter for each option
+    path: str, files: tuple[str, ...], format_: str | None, reject: str | None,
+    producer: str | None, sequence: int | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Append rows, all of them or none, in one commit.
+
+    They come from files, or from standard input (-). JSON is one object a line. CSV begins with a
+    line of column names. Every line of text is a `value`. If a line does not fit, all that do not
+    are told, nothing is appended and the exit code is 9; but see --reject.
+
+    If there is no log at PATH, it is created: with the columns of a Parquet file, else with a
+    `value string` and an `event_time timestamp`.
+
+    \b
+    onceflow log append events monday.json tuesday.csv
+    journalctl -u shop -o cat | onceflow log append events --format text
+    """
+    if (producer is None) != (sequence is None):
+        raise JobError("--producer and --sequence belong together", hint="say both, or neither")
+    inputs = [Input.of(name, format_) for name in files or ("-",)]
+    if [source.path for source in inputs].count("-") > 1:
+        raise JobError("standard input is there twice", hint="name - once")
+    log = None if _is_free(path) else EmbeddedLog(path)
+    schema = log.facts.schema if log else _schema_of(inputs)
+    rejects = None if reject is None else Rejects(Path(reject))
+    progress = _Progress()
+    intake = Intake(inputs, schema, now=time.time_ns() // 1000, rejects=rejects,
+                    progress=progress.show)  # fmt: skip
+    if not files and sys.stdin.isatty():
+        click.echo("reading lines from the terminal; Ctrl-D ends them", err=True)
+    created, done = log is None, None
+    try:
+        with contextlib.closing(intake.tables()) as tables:
+            rows = tables if log else _first_of(tables, path)
+            if log is None and rows is not None:
+                log = EmbeddedLog.create(path, schema, exist_ok=True)
+            if log is not None and rows is not None:
+                done = log.append(
+                    rows, producer=producer or "", sequence=sequence, digest=intake.digest
+                )
+    except DiskFull as error:
+        raise DiskFull(error.message, hint="make space and append again") from error
+    finally:
+        progress.clear()
+    answer = {
+        "log": os.path.abspath(path), "rows": done.rows if done else 0,
+        "commit": done.commit if done else None, "already": bool(done and done.already),
+        "created": created and done is not None, "rejected": intake.bad,
+        "reject": reject if intake.bad else None,
+    }  # fmt: skip
+    show(answer, as_json=as_json, text=_appended)
+
+
+def _is_free(path: str) -> bool:
+    """May a log be created there?"""
+    folder = os.path.abspath(path)
+    return not os.path.lexists(folder) or (os.path.isdir(folder) and not os.listdir(folder))
+
+
+def _schema_of(inputs: Iterable[Input]) -> str:
+    for source in inputs:
+        if source.format == "parquet":
+            with parquet_file(source.path) as file:
+                return spark_schema(file.schema_arrow)
+    return parse_schema(DEFAULT_SCHEMA)
+
+
+def _first_of(tables: Iterator[pa.Table], path: str) -> Iterator[pa.Table] | None:
+    """The tables, if there are any: no log is created for nothing, or for rows that do not fit."""
+    try:
+        first = next(tables, None)
+    except BadInput as error:
+        raise BadInput(
+            error.message,
+            hint=f"{error.hint}; there is no log at {path} yet, so its columns would be "
+            f"{DEFAULT_SCHEMA}: for others, create it first: "
+            f'onceflow log create {path} --schema "name type, …"',
+        ) from error
+    return None if first is None else itertools.chain([first], tables)
+
+
+def _appended(done: dict[str, Any]) -> str:
+    if done["already"]:
+        said = f"{done['log']} has these {number(done['rows'], 'rows')} already"
+    elif done["commit"] is None:
+        said = "there was nothing to append"
+    else:
+        to = f"{done['log']}{', which is new' if done['created'] else ''}"
+        said = f"appended {number(done['rows'], 'rows')} to {to} (commit {done['commit']:,})"
+    if done["rejected"]:
+        said += f"\n{number(done['rejected'], 'lines')} did not fit: {done['reject']}"
+    return said
+
+
+class _Progress:
+    """How many rows were read, on a terminal."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+
+    def show(self, rows: int) -> None:
+        if self._live:
+            click.echo(f"\r{number(rows, 'rows')} read", nl=False, err=True)
+
+    def clear(self) -> None:
+        if self._live:
+            click.echo("\r\x1b[2K", nl=False, err=True)
+
+
+# ---------------------------------------------------------------- places in a log
+
+
+def parse_time(text: str) -> int:
+    """Microseconds since 1970."""
+    try:
+        return microseconds(text)
+    except Malformed as error:
+        raise JobError(str(error), hint="write it like 2026-11-15T10:00:00Z") from None
+
+
+def place(log: EmbeddedLog, text: str, partition: int | None = None) -> Offsets:
+    """P:OFFSET[,P:OFFSET], or OFFSET if it is clear of which partition; the others stay."""
+    if re.fullmatch(r"[0-9]+", text):
+        if partition is None and log.facts.partitions > 1:
+            raise JobError(
+                f"{log} has {log.facts.partitions} partitions: of which is offset {text}?",
+                hint=f"write it like 0:{text}",
+            )
+        text = f"{partition or 0}:{text}"
+    if not re.fullmatch(r"[0-9]+:[0-9]+(,[0-9]+:[0-9]+)*", text):
+        raise JobError(f"{text!r} is not a place in a log", hint="write it like 0:1200,1:1300")
+    offsets = list(log.view.low)
+    for pair in text.split(","):
+        p, offset = map(int, pair.split(":"))
+        refuse_partition(log, p)
+        offsets[p] = offset
+    return offsets
+
+
+def refuse_partition(log: EmbeddedLog, partition: int) -> None:
+    if partition >= log.facts.partitions:
+        raise JobError(
+            f"{log} has no partition {partition}",
+            hint=f"it has 0 to {log.facts.partitions - 1}",
+        )
+
+
+# ---------------------------------------------------------------- tail
+
+
+@click.command("tail")
+@click.argument("path")
+@click.option(
+    "-n",
+    "--rows",
+    "count",
+    metavar="N",
+    type=click.IntRange(min=0),
+    help="How many rows, 10 by default; with --from at most so many, else all.",
+)
+@click.option("-f", "--follow", is_flag=True, help="Go on with rows as they are committed.")
+@click.option(
+    "--partition", metavar="P", type=click.IntRange(min=0), help="Of this partition alone."
+)
+@click.option("--columns", metavar="NAMES", help="Which columns: a,b,c.")
+@click.option(
+    "--from",
+    "start",
+    metavar="PLACE",
+    help="Begin there: an OFFSET, P:OFFSET[,P:OFFSET], or a time of append.",
+)
+@json_option
+def tail(  # noqa: PLR0917 - one parameter for each option
+    path: str, count: int | None, follow: bool, partition: int | None, columns: str | None,
+    start: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Show the newest rows, and those that follow.
+
+    In the order of their commits: partition:offset, time of append, and the columns. --json
+    writes one object a line. With -f it goes on until Ctrl-C, or until nobody reads it.
+
+    \b
+    onceflow log tail events -f
+    onceflow log tail events --from 2026-11-15T10:00:00Z --columns value --json
+    """
+    log = EmbeddedLog(path)
+    if partition is not None:
+        refuse_partition(log, partition)
+    names = log.columns(None if columns is None else [c.strip() for c in columns.split(",")])
+    writer = _Writer(log, names, as_json)
+    if start is None:
+        parts, left = last_slices(log, 10 if count is None else count, partition), None
+    else:
+        parts, left = slices_from(log, _start(log, start, partition), partition), count
+    reached = list(log.view.next)
+    try:
+        left = writer.write(parts, left)
+        while follow and left != 0 and _somebody_reads(_LOOK_EVERY):
+            parts = slices_from(log.refresh(), reached, partition)
+            reached = list(log.view.next)
+            left = writer.write(parts, left)
+    except KeyboardInterrupt:
+        if not follow:
+            raise
+    except BrokenPipeError:
+        # Else Python complains when it flushes standard output at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _start(log: EmbeddedLog, text: str, partition: int | None) -> Offsets:
+    if re.fullmatch(r"[0-9]+|[0-9]+:[0-9]+(,[0-9]+:[0-9]+)*", text):
+        offsets = place(log, text, partition)
+        log.refuse_range(offsets, [max(p) for p in zip(offsets, log.view.next, strict=True)])
+        return offsets
+    return log.offsets_at(parse_time(text))
+
+
+class _Writer:
+    """Rows on standard output, as text or as JSON, many at once."""
+
+    def __init__(self, log: EmbeddedLog, names: list[str], as_json: bool) -> None:
+        fields = json.loads(log.facts.schema)["fields"]
+        self._kinds = {**{field["name"]: field["type"] for field in fields}, **OURS}
+        self._log = log
+        own = [name for name in names if name not in OURS]
+        self._names = names if as_json else [PARTITION, OFFSET, APPENDED_AT, *own]
+        self._line: Callable[[dict[str, Any]], str] = _json_line if as_json else _text_line
+
+    def write(self, parts: Iterable[Slice], left: int | None) -> int | None:
+        """At most `left` rows. Returns how many may still come; None for any number."""
+        for part in parts:
+            for batch in read_slices(self._log, [part], self._names):
+                for at in range(0, batch.num_rows, _AT_ONCE):
+                    if left == 0:
+                        return 0
+                    some = batch.slice(at, _AT_ONCE if left is None else min(_AT_ONCE, left))
+                    lines = [self._line(row) for row in plain_rows(some, self._kinds)]
+                    click.echo("\n".join(lines).encode())
+                    left = None if left is None else left - some.num_rows
+            if left == 0:
+                return 0
+        return left
+
+
+def _json_line(row: dict[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False)
+
+
+def _text_line(row: dict[str, Any]) -> str:
+    at = f"{row.pop(PARTITION)}:{row.pop(OFFSET)}"
+    words = [at, row.pop(APPENDED_AT), *(f"{name}={as_word(value)}" for name, value in row.items())]
+    return "  ".join(words)
+
+
+def _somebody_reads(seconds: float) -> bool:
+    """Wait. False: the reader of our output has gone, which else only the next row would tell."""
+    try:
+        output = select.poll()
+        output.register(sys.stdout.fileno(), 0)
+    except (OSError, ValueError):  # no file behind it
+        time.sleep(seconds)
+        return True
+    events = output.poll(seconds * 1000)
+    if any(event & (select.POLLERR | select.POLLHUP) for _, event in events):
+        return False
+    if events:
+        time.sleep(seconds)
+    return True

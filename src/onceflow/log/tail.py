@@ -1,0 +1,69 @@
+"""The newest rows of a log, and those that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from onceflow.commits import Forgotten
+from onceflow.errors import Damaged, OutOfRange
+from onceflow.log.commits import Offsets, segments_of
+from onceflow.log.embedded import EmbeddedLog
+from onceflow.log.segments import Slice, read_slice
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def last_slices(log: EmbeddedLog, count: int, partition: int | None = None) -> list[Slice]:
+    """The last `count` rows in the order of their commits; only the newest commits are looked at.
+    With `partition`: of that partition alone."""
+    while True:
+        with suppress(Forgotten):  # a trim is at work: look again
+            return _last_slices(log, count, partition)
+        log.refresh()
+
+
+def _last_slices(log: EmbeddedLog, count: int, partition: int | None) -> list[Slice]:
+    view = log.view
+    wanted = range(log.facts.partitions) if partition is None else [partition]
+    left = min(count, sum(view.rows(p) for p in wanted))
+    found: list[Slice] = []
+    for commit in log.commits.newest():
+        for segment in reversed(segments_of(commit)):
+            first = max(segment.first, view.low[segment.partition])
+            rows = min(left, segment.end - first)
+            if rows > 0 and segment.partition in wanted and not view.has_dropped(segment):
+                found.append(Slice(segment, segment.rows - rows, rows))
+                left -= rows
+        if left <= 0:
+            break
+    return found[::-1]
+
+
+def slices_from(log: EmbeddedLog, start: Offsets, partition: int | None = None) -> list[Slice]:
+    """What is there from `start` on. With `partition`: of that partition alone."""
+    end = list(log.view.next)
+    if partition is not None:
+        start = [start[p] if p == partition else end[p] for p in range(len(end))]
+    return log.slices(start, end)
+
+
+def read_slices(
+    log: EmbeddedLog, slices: Iterable[Slice], columns: list[str]
+) -> Iterator[pa.RecordBatch]:
+    """The rows; `OutOfRange` if they are trimmed while they are read."""
+    for part in slices:
+        segment = part.segment
+        try:
+            yield from read_slice(log.path, part, log.schema, columns)
+        except Damaged:
+            view = log.refresh().view
+            if segment.first < view.low[segment.partition] or view.has_dropped(segment):
+                raise OutOfRange(
+                    f"{log}: rows of partition {segment.partition} from offset {segment.first} on "
+                    "were trimmed or taken back while they were read",
+                    hint="try again: it begins at what is left",
+                ) from None
+            raise
