@@ -448,6 +448,14 @@ def test_the_key_says_in_which_partition_a_row_is(tmp_path: Path, kind: str) -> 
     assert all(numbers == sorted(numbers) for numbers in by_key.values()), "in their order"
 
 
+@pytest.mark.parametrize("days", [3_000_000, -1_000_000])
+def test_a_date_that_has_no_name_in_python_cannot_be_a_key(tmp_path: Path, days: int) -> None:
+    log = EmbeddedLog.create(tmp_path / "log", "k date", partitions=2, key=["k"])
+    with pytest.raises(JobError, match="a value cannot be a key"):
+        log.append(pa.table({"k": pa.array([days], pa.int32()).cast(pa.date32())}))
+    assert unused_files(log) == set()
+
+
 def test_a_key_of_several_columns(tmp_path: Path) -> None:
     given = pa.table({"a": ["x", "x", None, "y"], "b": pa.array([1, 2, 1, None], pa.int32())})
     parts = split_by_key(given, ["a", "b"], 5)

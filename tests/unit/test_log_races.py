@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -686,7 +687,7 @@ def test_a_producer_that_was_paused_goes_on_however_much_happened_since(
     with child(stop_at, log.path, point, visit, named) as paused:
         assert paused.hear() == "here"
         while not stopped(paused):
-            os.sched_yield()
+            time.sleep(0.002)
         held = segment_files(log.path)
         append_many(log.path, range(200, 215))
         log.refresh().commits.sweep()

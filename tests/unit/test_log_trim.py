@@ -274,6 +274,17 @@ def test_a_trim_that_takes_what_a_reader_needs_is_refused_and_the_reader_named(
         forget(log.path, "other")
 
 
+def test_a_reader_of_another_log_that_was_here_is_named(tmp_path: Path) -> None:
+    log = make(tmp_path / "log", retain_bytes=1)
+    hold(log.path, reader("counts/q/lines", [1, 1]))
+    append(log, *[2] * 10)  # housekeeping fails, not the append
+    assert ids(log) == list(range(20))
+    with pytest.raises(JobError, match=r"counts/q/lines .*read another log .*with 2 partitions"):
+        trim(log, [8])
+    forget(log.path, "counts")
+    trim(log, [8])
+
+
 def test_a_query_says_what_it_may_still_go_back_to(log: EmbeddedLog) -> None:
     append(log, 9)
     at = {"log": log.facts.id, "path": str(log.path), "commit": 2}

@@ -29,6 +29,7 @@ from targets import (
 )
 
 from onceflow.errors import (
+    Damaged,
     DiskFull,
     Fenced,
     JobError,
@@ -279,6 +280,21 @@ def test_the_ledger_of_a_target_that_lost_its_fence_is_not_left_out(target: Targ
     else:
         assert target.sink().published(OUTPUT).position == Position(LINEAGE, 0)
         assert target.rows() == rows_of(0)
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_commits_that_were_swapped_are_damage(tmp_path: Path, kind: type[FilesTarget]) -> None:
+    """Also those without files, which nothing else tells apart."""
+    target = kind(tmp_path)
+    sink = fenced(target)
+    for epoch in range(3):
+        sink.publish(publication(tmp_path, epoch, files=()))
+    first, second, *_ = sorted((target.path / "_commits").glob("0*"), reverse=True)
+    was = first.read_bytes(), second.read_bytes()
+    for path, data in zip((first, second), reversed(was), strict=True):
+        path.write_bytes(data)
+    with pytest.raises(Damaged, match=f"{second.name} is not what belongs there"):
+        target.sink().published(OUTPUT)
 
 
 # ---------------------------------------------------------------- what does not change a target

@@ -106,7 +106,7 @@ def happened(event: Event) -> list[str]:
         case "started":
             after = event["resumes_after"]
             where = "begins" if after is None else f"goes on after epoch {after}"
-            return [f"{stamp(event)}  driver {event['driver']} (term {event['term']}) {where}"]
+            return [f"{stamp(event)}  driver {event['driver']} {where}"]
         case "restarting":
             return [f"{stamp(event)}  {event['message']}; it is started again"]
         case "killed":

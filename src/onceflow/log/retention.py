@@ -17,7 +17,7 @@ from onceflow.errors import Fenced, JobError, OutOfRange, TargetBehind
 from onceflow.ledger import Position
 from onceflow.log.commits import Offsets, Segment, covers, segments_of
 from onceflow.log.embedded import EmbeddedLog
-from onceflow.log.readers import readers
+from onceflow.log.readers import Reader, readers
 from onceflow.testing.faults import reach
 
 
@@ -51,7 +51,7 @@ def _refuse_or_trim(log: EmbeddedLog, below: Offsets, dry_run: bool) -> Trimmed:
             hint="name offsets that are there",
         )
     below = _later(below, log.view.low)
-    for reader in readers(log.path):
+    for reader in _readers(log):
         if not covers(_later(reader.needs, log.view.low), below):
             raise JobError(
                 f"reader {reader.name} (home {reader.home}, lineage {reader.lineage[:8]}) still "
@@ -70,11 +70,23 @@ def retain(log: EmbeddedLog) -> Trimmed | None:
     before = None if facts.retain_ms is None else time.time_ns() // 1000 - facts.retain_ms * 1000
     with suppress(Forgotten):  # another one is at it
         below = expired(log, before=before, keep_bytes=facts.retain_bytes)
-        for reader in readers(log.path):
+        for reader in _readers(log):
             below = [min(pair) for pair in zip(below, reader.needs, strict=True)]
         below = _later(below, log.view.low)
         return None if below == log.view.low else _trim(log, below)
     return None
+
+
+def _readers(log: EmbeddedLog) -> list[Reader]:
+    found = readers(log.path)
+    for reader in found:
+        if len(reader.needs) != log.facts.partitions:
+            raise JobError(
+                f"reader {reader.name} (home {reader.home}) read another log that was here, "
+                f"with {len(reader.needs)} partitions",
+                hint=f"onceflow log trim {log.path} --forget {reader.name}",
+            )
+    return found
 
 
 def expired(

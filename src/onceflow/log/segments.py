@@ -160,7 +160,12 @@ def _codes(column: pa.ChunkedArray) -> Any:
     import pyarrow as pa
 
     encoded = pa.chunked_array([column.combine_chunks()]).dictionary_encode().chunk(0)
-    values = [*(_code(value) for value in encoded.dictionary.to_pylist()), 0]
+    try:
+        values = [*(_code(value) for value in encoded.dictionary.to_pylist()), 0]
+    except (ValueError, OverflowError) as error:
+        raise JobError(
+            f"a value cannot be a key: {error}", hint="dates of a key are of the years 1 to 9999"
+        ) from error
     indices = encoded.indices.fill_null(len(values) - 1).to_numpy(zero_copy_only=False)
     return np.array(values, np.int64)[indices]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import zlib
 from collections.abc import Iterable
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.commits import Commit, CommitLog
-from onceflow.errors import JobError, TargetBehind
+from onceflow.errors import JobError, OnceflowError, TargetBehind
 from onceflow.ledger import Ledger, Outcome, Publication
 from onceflow.log.commits import Facts
 from onceflow.log.embedded import EmbeddedLog, refuse_facts
@@ -19,6 +20,8 @@ from onceflow.schema import columns, refuse_difference
 from onceflow.sinks.base import parse_bytes
 from onceflow.sinks.folder import FolderSink
 from onceflow.storage import LocalStore
+
+_logger = logging.getLogger(__name__)
 
 
 class Log(FolderSink):
@@ -150,7 +153,10 @@ class Log(FolderSink):
 
     def tidy(self) -> None:
         assert self._log is not None
-        self._log.keep_house()
+        try:
+            self._log.keep_house()
+        except (OnceflowError, OSError) as error:  # nothing of the epoch hangs on it
+            _logger.warning("%s: keeping house failed: %s", self, error)
 
     def _gone(self) -> TargetBehind:
         return TargetBehind(

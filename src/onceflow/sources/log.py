@@ -82,10 +82,11 @@ class Log(Source):
 
     def _options(self, spark: SparkSession) -> dict[str, str]:
         from onceflow.sources.log_stream import LogDataSource
+        from onceflow.spark_inside import register_data_source
 
         log = EmbeddedLog(self.path)
         start = first_offsets(log, self.start) if self.start not in ("earliest", "latest") else []
-        spark.dataSource.register(LogDataSource)
+        register_data_source(spark, LogDataSource)
         options = {
             "path": self.path,
             "columns": json.dumps(log.columns(self.columns)),

@@ -77,13 +77,7 @@ def read_task(task: Task) -> Iterator[Any]:
         try:
             yield from read_slice(task.path, part, schema, task.columns)
         except Damaged:  # or was it trimmed away a moment ago?
-            segment, log = part.segment, EmbeddedLog(task.path)
-            if segment.first < log.view.low[segment.partition] or log.view.has_dropped(segment):
-                raise OutOfRange(
-                    f"{log}: rows that this epoch reads (partition {segment.partition}, offset "
-                    f"{segment.first}) were trimmed or taken back while it ran",
-                    hint="start the job again; it says what is missing",
-                ) from None
+            EmbeddedLog(task.path).refuse_gone(part)
             raise
 
 

@@ -20,7 +20,14 @@ from onceflow.spark_inside.checkpoint import (
     offset_after,
     parse_offsets,
 )
-from onceflow.spark_inside.query import Load, Plan, RunningQuery, is_classic, keep_quiet
+from onceflow.spark_inside.query import (
+    Load,
+    Plan,
+    RunningQuery,
+    is_classic,
+    keep_quiet,
+    register_data_source,
+)
 from onceflow.spark_inside.source_log import COMPACT_INTERVAL, SourceEntries
 
 SUPPORTED = ((4, 2), (4, 3))
@@ -39,6 +46,7 @@ __all__ = [
     "keep_quiet",
     "offset_after",
     "parse_offsets",
+    "register_data_source",
 ]
 
 

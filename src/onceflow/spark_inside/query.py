@@ -189,6 +189,22 @@ def _iterate(iterator: Any) -> Iterator[Any]:
         yield iterator.next()
 
 
+# Spark's source runner puts these into a map that the tasks of another query may be serialising
+# at that moment (java.io.OptionalDataException). What is there already is only replaced.
+_RUNNER_PUTS = {
+    "SPARK_LOCAL_DIRS": "",
+    "SPARK_AUTH_SOCKET_TIMEOUT": "15",
+    "SPARK_BUFFER_SIZE": "65536",
+    "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
+}
+
+
+def register_data_source(spark: Any, source: type) -> None:
+    for name, value in _RUNNER_PUTS.items():
+        spark.sparkContext.environment.setdefault(name, value)
+    spark.dataSource.register(source)
+
+
 def is_classic(spark: Any) -> bool:
     """Not Spark Connect: the driver's JVM can be reached."""
     return hasattr(spark, "_jsparkSession")
