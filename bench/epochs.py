@@ -299,7 +299,7 @@ def interval(folder: Path, seconds: float) -> None:
     driver = start_driver(place, seconds)
     producer.start()
     try:
-        run = max(12.0, 3.2 * seconds)
+        run = max(12.0, min(3.2 * seconds, 75.0))
         first = wait_for_commit(target, 0)
         time.sleep(run)
         before = commits(target)
