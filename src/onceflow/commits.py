@@ -236,7 +236,12 @@ class CommitLog:
         last = view.position
         name = f"{level}-{first:012d}-{last:012d}.json"
         data = seal(_MANIFEST, _subject(name, view), body)
-        self.log.store.put_if_absent(f"_manifests/{name}", data)
+        store, path = self.log.store, f"_manifests/{name}"
+        if not store.put_if_absent(path, data) and store.read(path) not in (data, None):
+            raise Damaged(
+                f"{store.where(path)} is of other commits: those of {self.path} were set back",
+                hint="bring back the whole folder as it was (its newest copy)",
+            )
         return {"name": name, "level": level, "first": first, "last": last, **view.summary()}
 
     def read_manifest(self, name: str) -> dict[str, Any]:

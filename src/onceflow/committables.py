@@ -18,8 +18,12 @@ COMMITTER = {
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
-# Names with *, ? or [ in them are names here, not patterns.
-NO_GLOB = {"__globPaths__": "false"}
+# Names with *, ? or [ in them are names here, not patterns; dates are of one calendar.
+AS_WRITTEN = {
+    "__globPaths__": "false",
+    "datetimeRebaseMode": "CORRECTED",
+    "int96RebaseMode": "CORRECTED",
+}
 T = TypeVar("T")
 _FEW = 8
 BY = "_onceflow_by"  # folders of the staging area that stand for the target's sub-folders

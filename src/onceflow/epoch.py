@@ -146,6 +146,7 @@ class Epochs:
         self.opened_at = self.log.last.epoch if self.log.last else None
         self._put_in_no_data_epoch()
         reach("open.ready")
+        self.log.check()  # who was paused on the way here need not start Spark to hear it
 
     def _refuse_what_cannot_work(self) -> None:
         refuse_columns(self.schema, self.declared.outputs, self.declared.by)
@@ -382,11 +383,11 @@ class Epochs:
 
     # ================================================================ stopping
 
-    def swept(self) -> None:
+    def swept(self, timeout: float | None = None) -> None:
         """Wait until the last epoch's sweep has ended. Raises what it raised."""
         sweeping, self._sweeping = self._sweeping, None
         if sweeping is not None:
-            sweeping.result()
+            sweeping.result(timeout)
 
     def stop_after_epoch(self, timeout: float | None = None) -> bool:
         """No epoch begins from now on. True when none is running any more."""

@@ -103,11 +103,12 @@ class Handle:
 
     def _watch(self) -> None:
         try:
-            while not self._stop.is_set() and all(s.active for s in self.started.values()):
+            while any(s.active for s in self.started.values()):
+                self._failure = self._first_failure()
+                if self._stop.is_set() or self._failure is not None:
+                    self._stop_all()
+                    break
                 time.sleep(_POLL)
-            self._failure = self._first_failure()
-            if self._stop.is_set() or self._failure is not None:
-                self._stop_all()
             while any(s.active for s in self.started.values()):
                 time.sleep(_POLL)
             self._failure = self._failure or self._hung_body() or self._first_failure()
@@ -127,7 +128,7 @@ class Handle:
         """Of the last epoch: no further one has seen it."""
         for started in self.started.values():
             try:
-                started.epochs.swept()
+                started.epochs.swept(timeout=_HUNG_AFTER)
             except Exception as error:  # whatever it was, it is told
                 return started.epochs.reason(error)
         return None

@@ -61,6 +61,25 @@ def leaf_types(schema: str) -> dict[str, set[str]]:
     return {field["name"]: walk(field["type"]) for field in json.loads(schema)["fields"]}
 
 
+def nested_twice(schema: str) -> list[str]:
+    """Names that a struct inside a column has twice; Spark does not tell upper case from lower."""
+    found: set[str] = set()
+
+    def walk(kind: Any, top: bool) -> None:
+        if not isinstance(kind, dict):
+            return
+        fields = kind.get("fields", ())
+        lowered = [field["name"].lower() for field in fields]
+        found.update(name for name in lowered if not top and lowered.count(name) > 1)
+        for field in fields:
+            walk(field["type"], False)
+        for part in ("elementType", "keyType", "valueType"):
+            walk(kind.get(part), False)
+
+    walk(json.loads(schema), True)
+    return sorted(found)
+
+
 def quoted(column: str) -> str:
     """A name as Spark's parser wants it, whatever is in it."""
     return "`" + column.replace("`", "``") + "`"

@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from onceflow.committables import AS_WRITTEN, COMMITTER, describe
 from onceflow.committables import BY as _BY
-from onceflow.committables import COMMITTER, NO_GLOB, describe
 from onceflow.errors import BadRows, JobError
 from onceflow.ledger import Committable
-from onceflow.schema import arrow_schema, columns, leaf_types, quoted
+from onceflow.schema import arrow_schema, columns, leaf_types, nested_twice, quoted
 from onceflow.sinks.base import Sink, Staged
 from onceflow.spark_inside import Load
 from onceflow.storage import translate_disk_full
@@ -112,6 +112,9 @@ class Stager:
         spark = rows.sparkSession
         spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
         spark.conf.set("spark.sql.maxConcurrentOutputFileWriters", "16")
+        # Not as in the Julian calendar, which pyarrow and other readers know nothing of.
+        for kind in ("datetime", "int96"):
+            spark.conf.set(f"spark.sql.parquet.{kind}RebaseModeInWrite", "CORRECTED")
         writer = rows.write.options(**COMMITTER)
         rolls = [sink.roll_bytes for sink in self._outputs.values() if sink.roll_bytes]
         if rolls:
@@ -186,7 +189,7 @@ class Stager:
             schema = StructType.fromJson(json.loads(self._schema))
             for i in range(len(sink.by)):
                 schema = schema.add(f"{_BY}{i}", StringType())
-            reader = spark.read.schema(schema).options(**NO_GLOB).option("basePath", str(root))
+            reader = spark.read.schema(schema).options(**AS_WRITTEN).option("basePath", str(root))
             rows = reader.parquet(str(root))
             return rows.select(*(quoted(f.name) for f in schema.fields))
 
@@ -217,6 +220,9 @@ def refuse_columns(schema: str, outputs: Mapping[str, Sink], by: str | None) -> 
     if ours:
         raise JobError(f"column {', '.join(ours)} has a name that onceflow uses", hint="rename it")
     kinds = columns(schema)
+    inside = nested_twice(schema)
+    if inside:
+        raise JobError(f"a struct has field {', '.join(inside)} twice", hint="rename one")
     untyped = [
         f"{name} ({kinds[name]})"
         for name, leaves in leaf_types(schema).items()

@@ -368,6 +368,39 @@ def test_a_log_that_was_replaced_or_set_back_is_noticed(world: World, tmp_path: 
     assert world.out() == list(range(20))
 
 
+def test_a_log_that_was_set_back_and_has_grown_again_is_noticed(
+    world: World, tmp_path: Path
+) -> None:
+    log = world.create()
+    log.append(numbers(0, 10))
+    shutil.copytree(world.root / "in", tmp_path / "older")
+    for first in range(10, 50, 10):
+        log.append(numbers(first, 10))
+    world.live()
+    shutil.rmtree(world.root / "in")
+    shutil.copytree(tmp_path / "older", world.root / "in")
+    log = EmbeddedLog(world.root / "in")
+    for first in range(1000, 1100, 10):
+        log.append(numbers(first, 10))
+    with pytest.raises(OutOfRange, match="was set back, and other rows were appended"):
+        world.live()
+    assert world.out() == list(range(50))
+
+
+def test_a_job_goes_on_after_the_place_of_its_first_start_was_trimmed(world: World) -> None:
+    log = world.create()
+    for first in range(0, 100, 10):
+        log.append(numbers(first, 10))
+    source = Log(world.root / "in", columns=["id"], start={0: 20}, max_rows_per_epoch=10)
+    world.live(source, keep_epochs=2)
+    (reader,) = readers(world.root / "in")
+    assert reader.needs[0] > 20
+    trim(log, reader.needs)
+    log.append(numbers(100, 10))
+    world.live(source, keep_epochs=2)
+    assert world.out() == list(range(20, 110))
+
+
 def test_rows_taken_back_are_passed_by_or_named(world: World) -> None:
     """A reader that comes later never sees them; one that has read them is told."""
     log = world.create()
@@ -399,6 +432,57 @@ def test_rows_taken_back_are_passed_by_or_named(world: World) -> None:
     assert sorted(second("late")) == [*range(10), *range(1000, 1005), *range(2000, 2005)]
     with pytest.raises(Fenced):
         take_back(out, "writer/out/out", cut=cut, to=Position("other", 0), term=1)
+
+
+# ---------------------------------------------------------------- the session and the handle
+
+
+def test_old_dates_are_the_same_in_large_and_in_small_epochs(world: World) -> None:
+    """Also in a session that writes the Julian calendar for old Hive tables."""
+    log = EmbeddedLog.create(world.root / "in", "day date, at timestamp")
+    old = [{"day": date(1, 1, 1), "at": datetime(1500, 2, 28, 12, tzinfo=UTC)}]
+    setting = "spark.sql.parquet.datetimeRebaseModeInWrite"
+    before = world.spark.conf.get(setting)
+    world.spark.conf.set(setting, "LEGACY")
+    try:
+
+        @onceflow.job("old", every="0ms")
+        def job(flow: Flow) -> None:
+            rows = flow.read("rows", Log(world.root / "in", columns=["day", "at"]))
+            flow.write("out", rows, to=sinks.Log(world.root / "out"))
+
+        with onceflow.start(job, home=world.root / "home", spark=world.spark):
+            for count in (1, 2, 3):
+                log.append(pa.Table.from_pylist(old, log.schema))
+                wait_for(lambda c=count: _rows(world.root / "out") == c)
+    finally:
+        world.spark.conf.set(setting, before)
+    found = [r for b in EmbeddedLog(world.root / "out").read(columns=["day", "at"])
+             for r in b.to_pylist()]  # fmt: skip
+    assert [{"day": r["day"], "at": r["at"].astimezone(UTC)} for r in found] == 3 * old
+
+
+def _rows(path: Path) -> int:
+    return sum(EmbeddedLog(path).view.next) if (path / "_commits").is_dir() else 0
+
+
+def test_a_job_can_be_stopped_when_one_of_its_queries_has_ended(world: World) -> None:
+    world.create().append(numbers(0, 10))
+
+    @onceflow.job("two", every="0ms")
+    def two(flow: Flow) -> None:
+        for name in ("a", "b"):
+            rows = flow.read(name, Log(world.root / "in", columns=["id"]))
+            flow.write(name, rows, to=sinks.Log(world.root / name))
+
+    handle = onceflow.start(two, home=world.root / "home", spark=world.spark)
+    wait_for(lambda: _rows(world.root / "a") == _rows(world.root / "b") == 10)
+    handle.queries["a"].stop()
+    wait_for(lambda: not handle.queries["a"].isActive)
+    assert not handle.wait(0.5), "the other one goes on"
+    handle.stop(timeout=30)
+    assert handle.status["state"] == "stopped"
+    assert not handle.queries["b"].isActive
 
 
 # ---------------------------------------------------------------- bad days
@@ -447,6 +531,7 @@ def test_the_offsets_in_a_decision_say_which_log(world: World) -> None:
     handle = world.live()
     (decision,) = handle.started["out"].epochs.log.decisions
     assert decision.end["rows"] == {
-        "log": log.facts.id, "path": str(world.root / "in"), "commit": 2, "next": [10, 0],
+        "log": log.facts.id, "path": str(world.root / "in"), "commit": 2,
+        "at": log.view.appended_at, "next": [10, 0],
     }  # fmt: skip
     assert json.dumps(decision.end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from dataclasses import replace
@@ -288,7 +289,66 @@ def test_a_commit_entry_with_a_flipped_bit_is_damage(target: FilesTarget) -> Non
         target.rows()
 
 
+# ---------------------------------------------------------------- mounts
+
+
+@pytest.fixture
+def two_mounts(target: FilesTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two mounts of one file system: the same device, and yet no rename between them."""
+    rename = os.rename
+
+    def refuse(source: Any, to: Any) -> None:
+        if Path(to).is_relative_to(target.path) and not Path(source).is_relative_to(target.path):
+            raise OSError(errno.EXDEV, "Invalid cross-device link", str(source))
+        rename(source, to)
+
+    monkeypatch.setattr(os, "rename", refuse)
+
+
+def test_between_two_mounts_rows_are_copied_when_they_are_staged(
+    target: FilesTarget, two_mounts: None
+) -> None:
+    sink, decided = fenced(target), publication(target.root, 0)
+    folder = Path(decided.files[0].path).parent
+    staged = Staged(decided.files, folder, folder, "l-0-1-a", SCHEMA, lambda: None)
+    copied = sink.stage(staged)
+    assert all(Path(file.path).is_relative_to(target.path) for file in copied)
+    assert sink.publish(replace(decided, files=copied)) is Outcome.PUBLISHED
+    assert target.rows() == rows_of(0)
+    sink.settled(OUTPUT)
+
+
+def test_what_was_decided_before_the_mounts_changed_is_published(
+    target: FilesTarget, two_mounts: None
+) -> None:
+    sink, decided = fenced(target), publication(target.root, 0)
+    assert sink.publish(decided) is Outcome.PUBLISHED
+    assert sink.publish(decided) is Outcome.ALREADY_PUBLISHED
+    assert target.rows() == rows_of(0)
+    assert not any(Path(file.path).exists() for file in decided.files)
+    sink.settled(OUTPUT)
+
+
 # ---------------------------------------------------------------- roll-ups
+
+
+def test_commits_that_were_set_back_alone_are_not_rolled_up_with_old_manifests(
+    target: FilesTarget, tmp_path: Path
+) -> None:
+    sink = fenced(target, roll_up_every=4)
+    publish(target, sink, 0)
+    shutil.copytree(target.path / "_commits", tmp_path / "older")
+    publish(target, sink, 1, 2)
+    assert manifests(target)
+    shutil.rmtree(target.path / "_commits")
+    shutil.copytree(tmp_path / "older", target.path / "_commits")
+    other = files(target, roll_up_every=4)
+    for epoch in (1, 2):
+        rows = stage(tmp_path / f"other {epoch}", table([900 + epoch]))
+        other.publish(publication(tmp_path, epoch, files=rows, decision=f"other {epoch}"))
+    with pytest.raises(Damaged, match="were set back"):
+        other.tidy()
+    assert target.rows() == [*rows_of(0), 901, 902]
 
 
 def test_all_files_stay_listed_through_many_roll_ups(target: FilesTarget) -> None:

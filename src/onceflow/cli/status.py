@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -99,12 +101,11 @@ def _commits(target: dict[str, Any]) -> dict[str, Any]:
 def _held(folder: Path) -> tuple[int, int]:
     """How many files, and their bytes. A running job may sweep them while we look."""
     files = total = 0
-    for path in folder.rglob("*"):
-        try:
-            if path.is_file():
-                files, total = files + 1, total + path.stat().st_size
-        except FileNotFoundError:
-            continue
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.path.getsize(os.path.join(place, name))
+                files += 1
     return files, total
 
 

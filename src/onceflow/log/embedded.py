@@ -323,7 +323,8 @@ class EmbeddedLog:
             for segment in self.segments(start, end):
                 first = max(segment.first, start[segment.partition])
                 last = min(segment.end, end[segment.partition])
-                found.append(Slice(segment, first - segment.first, last - first))
+                if last > first:
+                    found.append(Slice(segment, first - segment.first, last - first))
         except Damaged:  # a manifest may have been trimmed away while we looked
             self.refresh().refuse_range(start, end)
             raise
@@ -379,6 +380,13 @@ class EmbeddedLog:
                 hint=f"its columns are {', '.join(have)}",
             )
         return names
+
+    def has_appended_at(self, time_us: int) -> bool:
+        """Did a commit add rows at just that time? True also if it was trimmed since."""
+        if time_us <= max(self.view.trimmed_at, self.view.created_at):
+            return True
+        newer = self.commits.remembered(lambda reference: reference["at"] >= time_us)
+        return any(commit["at"] == time_us for commit in newer)
 
     def offsets_at(self, time_us: int) -> Offsets:
         """The offsets of the first rows that were appended at or after a time."""

@@ -6,7 +6,7 @@ not brought up to date holds too much, never too little.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,11 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from onceflow.errors import JobError
+from onceflow.errors import DiskFull, JobError
 from onceflow.log.commits import Offsets
 from onceflow.storage import LocalStore, replace_file, seal, unseal
 
 _FOLDER = "_readers"
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,21 @@ def hold_offsets(
         if isinstance(offset, dict) and {"log", "path", "next"} <= offset.keys():
             needs = oldest[source]["next"] if source in oldest else [0] * len(offset["next"])
             now = datetime.now(UTC).isoformat(timespec="milliseconds")
-            with contextlib.suppress(PermissionError):
-                hold(offset["path"], Reader(f"{query}/{source}", lineage, home, needs, now))
+            _hold_if_possible(
+                Path(offset["path"]), Reader(f"{query}/{source}", lineage, home, needs, now)
+            )
+
+
+def _hold_if_possible(log: Path, reader: Reader) -> None:
+    if not (log / "_commits").is_dir():
+        return  # it was moved; the source says so
+    try:
+        hold(log, reader)
+    except (DiskFull, OSError) as error:
+        read_only = isinstance(error, OSError) and error.errno in _DENIED
+        # A note that is out of date holds too much, never too little.
+        if not read_only and not (log / _FOLDER / reader.file).exists():
+            raise
 
 
 def hold(log: str | os.PathLike[str], reader: Reader) -> None:

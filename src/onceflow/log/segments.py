@@ -202,7 +202,10 @@ def read_slice(
     import pyarrow.parquet as pq
 
     segment, path = part.segment, Path(root, part.segment.path)
-    _refuse_other_content(path, segment)
+    try:
+        _refuse_other_content(path, segment)
+    except FileNotFoundError:
+        raise Damaged(f"{path} is missing", hint="put the file back from a backup") from None
     wanted = [name for name in columns if name not in OURS]
     fields = [_our_field(n) if n in OURS else schema.field(n) for n in columns]
     target = pa.schema(fields)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onceflow.commits import Commit, CommitLog, Commits
-from onceflow.committables import BY, COMMITTER, NO_GLOB, describe
+from onceflow.committables import AS_WRITTEN, BY, COMMITTER, describe
 from onceflow.errors import Damaged, JobError, TargetForeign
 from onceflow.ledger import Committable, Ledger, Publication
 from onceflow.schema import columns, refuse_difference
@@ -217,7 +217,7 @@ class Files(FolderSink):
         if not paths:
             return spark.createDataFrame([], schema)
         # The paths are files, so nothing is taken from the names of folders.
-        reader = spark.read.schema(schema).options(**NO_GLOB, recursiveFileLookup="true")
+        reader = spark.read.schema(schema).options(**AS_WRITTEN, recursiveFileLookup="true")
         if folder.layout.startswith("json"):
             return reader.options(**_JSON_TIMES).json(paths)
         return reader.parquet(*paths)

@@ -7,8 +7,10 @@ whoever finds nothing looks at the final name.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import uuid
 from abc import abstractmethod
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ class FolderSink(Sink):
 
     path: Path
     _commits: CommitLog
+    _renames: bool | None = None  # from where rows are staged; None: not tried yet
 
     @abstractmethod
     def _final(self, publication: Publication, number: int) -> Path:
@@ -54,9 +57,26 @@ class FolderSink(Sink):
     def stage(self, staged: Staged) -> tuple[Committable, ...]:
         make_dirs(self.path)
         files = staged.files
-        if files and os.stat(self.path).st_dev != os.stat(staged.folder).st_dev:
+        if files and not self._can_rename_from(staged.folder):
             files = tuple(self._copy(file, staged.tag) for file in files)
         return files
+
+    def _can_rename_from(self, folder: Path) -> bool:
+        """Not between file systems, nor between two mounts of one: so it is tried."""
+        if self._renames is None:
+            name = f"_try-{uuid.uuid4().hex}"
+            (folder / name).touch()
+            try:
+                os.rename(folder / name, self.path / name)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                self._renames = False
+            else:
+                self._renames = True
+            for place in (folder, self.path):
+                (place / name).unlink(missing_ok=True)
+        return self._renames
 
     def _copy(self, file: Committable, tag: str) -> Committable:
         """Onto the target's own file system, so that publishing can rename it."""
@@ -110,7 +130,12 @@ class FolderSink(Sink):
                     if not final.exists():
                         raise staged_file_gone(str(self), file.path, publication.epoch) from None
                     verify(file, final)
-                except PermissionError as error:
+                except OSError as error:
+                    if error.errno == errno.EXDEV:  # it was another mount when it was decided
+                        _copy_over(file, final)
+                        continue
+                    if not isinstance(error, PermissionError):
+                        raise
                     raise PublishFailed(
                         f"cannot write into {final.parent}: {error.strerror}",
                         hint="give the driver write access and start it again",
@@ -125,3 +150,16 @@ class FolderSink(Sink):
             if Path(file.path).is_relative_to(self._copies):
                 tag = Path(file.path).relative_to(self._copies).parts[0]
                 shutil.rmtree(self._copies / tag, ignore_errors=True)
+
+
+def _copy_over(file: Committable, final: Path) -> None:
+    """What a rename does, where there can be none. Who comes second finds the final name."""
+    part = final.with_name(f".{final.name}.{uuid.uuid4().hex}")
+    try:
+        shutil.copyfile(file.path, part)
+        verify(file, part)
+        fsync_file(part)
+        os.replace(part, final)
+    finally:
+        part.unlink(missing_ok=True)
+    os.unlink(file.path)

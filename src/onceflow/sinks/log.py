@@ -115,7 +115,7 @@ class Log(FolderSink):
         super().sweep(below_term=below_term)
         assert self._log is not None
         remove_dropped(self._log)
-        self._log.keep_house()
+        self.tidy()
 
     @property
     def _copies(self) -> Path:

@@ -39,7 +39,7 @@ class Log(Source):
         max_rows_per_epoch: int | None = None,
     ) -> None:
         self.path = os.path.abspath(path)
-        self.start = start
+        self._start = place(start)
         self.columns = None if columns is None else list(columns)
         self.max_rows_per_epoch = max_rows_per_epoch
         if isinstance(columns, str):
@@ -51,19 +51,22 @@ class Log(Source):
         return f"Log({self.path!r})"
 
     def stream(self, spark: SparkSession, name: str) -> DataFrame:
-        options = self._options(spark)
+        """The rows as they come. Without a job, `start="latest"` is where the query begins that
+        has no checkpoint yet; a job keeps the place of its first start."""
+        options = self._options(spark, self._start)
         return spark.readStream.name(name).format("onceflow_log").options(**options).load()
 
     def read(self, spark: SparkSession) -> DataFrame:
         """The committed rows, as they are at this moment."""
-        return spark.read.format("onceflow_log").options(**self._options(spark)).load()
+        start = first_offsets(EmbeddedLog(self.path), self._start)
+        return spark.read.format("onceflow_log").options(**self._options(spark, start)).load()
 
     def pin(self) -> dict[str, Any] | None:
         """Where a first start begins, if that is not the same a moment later."""
-        if self.start == "earliest":
+        if self._start == "earliest":
             return None
         log = EmbeddedLog(self.path)
-        return {"log": log.facts.id, "next": first_offsets(log, self.start)}
+        return {"log": log.facts.id, "next": first_offsets(log, self._start)}
 
     def pinned(self, pin: dict[str, Any]) -> Log:
         """This source, beginning where `pin` says."""
@@ -73,24 +76,20 @@ class Log(Source):
                 f"{self} is another log than the one this job was first started on",
                 hint="bring the log back, or start the job under a new home",
             )
-        return Log(
-            self.path,
-            start=dict(enumerate(pin["next"])),
-            columns=self.columns,
-            max_rows_per_epoch=self.max_rows_per_epoch,
-        )
+        source = Log(self.path, columns=self.columns, max_rows_per_epoch=self.max_rows_per_epoch)
+        source._start = pin["next"]
+        return source
 
-    def _options(self, spark: SparkSession) -> dict[str, str]:
+    def _options(self, spark: SparkSession, start: Any) -> dict[str, str]:
         from onceflow.sources.log_stream import LogDataSource
         from onceflow.spark_inside import register_data_source
 
         log = EmbeddedLog(self.path)
-        start = first_offsets(log, self.start) if self.start not in ("earliest", "latest") else []
         register_data_source(spark, LogDataSource)
         options = {
             "path": self.path,
             "columns": json.dumps(log.columns(self.columns)),
-            "start": json.dumps(start or self.start),
+            "start": json.dumps(start),
             "tasks": str(spark.sparkContext.defaultParallelism),
         }
         if self.max_rows_per_epoch:
@@ -98,24 +97,35 @@ class Log(Source):
         return options
 
 
+def place(start: Any) -> Any:
+    """`start` in the form that goes through JSON: a word, {"offsets": […]} or {"at": …}."""
+    if start in ("earliest", "latest"):
+        return start
+    if isinstance(start, dict):
+        return {"offsets": [[partition, offset] for partition, offset in start.items()]}
+    return {"at": _microseconds(start)}
+
+
 def first_offsets(log: EmbeddedLog, start: Any) -> list[int]:
-    """`start` as offsets of the log as it is now."""
+    """A `place` as offsets of the log as it is now."""
+    if isinstance(start, list):
+        return start  # of an earlier start: what is gone of it is noticed when it is read
     if start == "earliest":
         return list(log.view.low)
     if start == "latest":
         return list(log.view.next)
-    if isinstance(start, dict):
-        partitions = range(log.facts.partitions)
-        strange = [p for p in start if p not in partitions]
-        if strange:
-            raise JobError(
-                f"{log} has no partition {', '.join(map(str, strange))}",
-                hint=f"it has 0 to {log.facts.partitions - 1}",
-            )
-        offsets = [start.get(p, log.view.low[p]) for p in partitions]
-        log.refuse_range(offsets, [max(o, n) for o, n in zip(offsets, log.view.next, strict=True)])
-        return offsets
-    return log.offsets_at(_microseconds(start))
+    if "at" in start:
+        return log.offsets_at(start["at"])
+    asked, partitions = dict(start["offsets"]), range(log.facts.partitions)
+    strange = [p for p in asked if p not in partitions]
+    if strange:
+        raise JobError(
+            f"{log} has no partition {', '.join(map(str, strange))}",
+            hint=f"it has 0 to {log.facts.partitions - 1}",
+        )
+    offsets = [asked.get(p, log.view.low[p]) for p in partitions]
+    log.refuse_range(offsets, [max(o, n) for o, n in zip(offsets, log.view.next, strict=True)])
+    return offsets
 
 
 def _microseconds(start: Any) -> int:

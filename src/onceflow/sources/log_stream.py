@@ -1,9 +1,10 @@
 """The embedded log as a Python data source of Spark, batch and stream.
 
-An offset is {"log": id, "path": …, "commit": n, "next": [offset of each partition]}: the range up
-to `next`, planned when commit n was the newest. `path` tells the driver where to say what it
-still needs. `commit` tells rows that were taken back before a plan was made (they are passed by)
-from those that went later (an error: somebody has counted them).
+An offset is {"log": id, "path": …, "commit": n, "at": time, "next": [offset of each partition]}:
+the range up to `next`, planned when commit n was the newest and rows had been added last at a
+time that no other commit has. `path` tells the driver where to say what it still needs. `commit`
+tells rows that were taken back before a plan was made (they are passed by) from those that went
+later (an error: somebody has counted them). `at` tells a log that was set back and has grown again.
 
 This module needs PySpark to be imported; `sources.log` imports it when a stream is made.
 """
@@ -33,6 +34,7 @@ from onceflow.log.commits import Offsets, above, covers, segments_of
 from onceflow.log.embedded import EmbeddedLog
 from onceflow.log.segments import OURS, Slice, read_slice
 from onceflow.schema import arrow_schema
+from onceflow.sources.log import first_offsets
 
 _LEAST_ROWS = 50_000  # in a task: fewer are not worth one
 
@@ -109,7 +111,7 @@ class LogReader(DataSourceReader):
 
     def partitions(self) -> list[Task]:
         log = EmbeddedLog(self.options["path"])
-        start = _first(log, json.loads(self.options["start"]))
+        start = first_offsets(log, json.loads(self.options["start"]))
         return tasks(log, log.slices(start, list(log.view.next)), self.options)
 
     def read(self, partition: Task) -> Iterator[Any]:  # type: ignore[override]
@@ -123,6 +125,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self._log: EmbeddedLog | None = None
         self._target: Offsets | None = None
+        self._known = 0  # the newest `at` of an offset that was found in the log
 
     @property
     def log(self) -> EmbeddedLog:
@@ -131,7 +134,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._log
 
     def initialOffset(self) -> dict[str, Any]:
-        return self._offset(_first(self.log, json.loads(self.options["start"])))
+        return self._offset(first_offsets(self.log, json.loads(self.options["start"])))
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = list(self.log.refresh().view.next)
@@ -168,7 +171,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _offset(self, following: Offsets) -> dict[str, Any]:
         log = self.log
         return {"log": log.facts.id, "path": str(log.path), "commit": log.view.position,
-                "next": following}  # fmt: skip
+                "at": log.view.appended_at, "next": following}  # fmt: skip
 
     def _refuse(self, start: dict[str, Any]) -> None:
         """Is this the log that we read before, and is what we read still in it?"""
@@ -179,6 +182,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 hint="bring back the log that was there, or start the job under a new home",
             )
         log.refuse_range(start["next"], start["next"])
+        if start["at"] != self._known and not log.has_appended_at(start["at"]):
+            raise OutOfRange(
+                f"{log} was set back, and other rows were appended since: rows at offsets that "
+                "were read before are others now",
+                hint="bring back the log as it was (its newest copy)",
+            )
+        self._known = start["at"]
         for drop in log.view.dropped:
             if start["commit"] < drop.commit and drop.first < start["next"][drop.partition]:
                 raise OutOfRange(
@@ -228,11 +238,3 @@ def _part(start: Offsets, end: Offsets, rows: int) -> Offsets:
         reached[p] += take
         rows -= take
     return reached
-
-
-def _first(log: EmbeddedLog, start: Any) -> Offsets:
-    if start == "earliest":
-        return list(log.view.low)
-    if start == "latest":
-        return list(log.view.next)
-    return list(start)
