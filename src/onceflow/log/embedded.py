@@ -34,30 +34,32 @@ from onceflow.errors import (
 )
 from onceflow.log.appending import Appending, sweep
 from onceflow.log.commits import Facts, LogCommits, Offsets, Segment, above, covers, segments_of
+from onceflow.log.creation import (
+    KIND,
+    refuse_facts,
+    refuse_other_kind,
+    refuse_strange_folder,
+    spark_json,
+)
 from onceflow.log.segments import (
     OURS,
     Slice,
     fit,
     read_slice,
-    refuse_key,
     split_by_key,
     write_segment,
 )
 from onceflow.schema import (
     arrow_schema,
     columns,
-    nullable,
-    parse_schema,
     refuse_difference,
-    spark_schema,
 )
-from onceflow.storage import fsync_dir, make_dirs, unseal
+from onceflow.storage import fsync_dir
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 DEFAULT_SCHEMA = "value string, event_time timestamp"
-KIND = "log"
 ROLL_UP_EVERY = 16  # commits: opening a log never reads more than these one by one
 SEGMENT_ROWS = 1_000_000
 _logger = logging.getLogger(__name__)
@@ -136,14 +138,14 @@ class EmbeddedLog:
         root = Path(os.path.abspath(path))
         facts = Facts(
             id=str(uuid.uuid4()),
-            schema=_spark_json(schema),
+            schema=spark_json(schema),
             partitions=partitions,
             key=tuple(key),
             retain_ms=retain_ms,
             retain_bytes=retain_bytes,
         )
         refuse_facts(facts)
-        _refuse_strange_folder(root)
+        refuse_strange_folder(root)
         view = LogCommits()
         log = CommitLog(root, KIND, view)
 
@@ -422,76 +424,6 @@ class EmbeddedLog:
                 f"{self}: rows since {_when(time_us)} were trimmed",
                 hint="use start='earliest' for what is left",
             )
-
-
-# ---------------------------------------------------------------- checks
-
-
-def refuse_facts(facts: Facts) -> None:
-    kinds = columns(facts.schema)
-    if not kinds:
-        raise JobError("a log with no columns can hold nothing", hint="name one")
-    lowered = [field.name.lower() for field in arrow_schema(facts.schema)]
-    twice = sorted({name for name in lowered if lowered.count(name) > 1})
-    if twice:
-        raise JobError(
-            f"column {', '.join(twice)} is there twice (Spark does not tell upper case from lower)",
-            hint="rename one",
-        )
-    ours = [name for name in kinds if name.lower() in OURS]
-    if ours:
-        raise JobError(
-            f"column {', '.join(ours)} has a name that every log has", hint="rename or drop it"
-        )
-    if not 1 <= facts.partitions <= 1024:
-        raise JobError(f"a log has 1 to 1024 partitions, not {facts.partitions}")
-    refuse_key(facts.key, kinds)
-    for name, value in (("age", facts.retain_ms), ("size", facts.retain_bytes)):
-        if value is not None and value < 1:
-            raise JobError(f"the {name} to retain must be above zero")
-
-
-def refuse_other_kind(path: Path) -> None:
-    """An output folder of Files has commits too."""
-    for name in sorted(os.listdir(path / "_commits"))[:3]:
-        try:
-            data = (path / "_commits" / name).read_bytes()
-            found = str(json.loads(data.partition(b"\n")[0])["onceflow"])
-            unseal(data, found, None, name)
-        except (OSError, ValueError, KeyError, TypeError, Damaged):
-            continue  # reading the commits says what is wrong with it
-        if found != f"{KIND} commit":
-            raise JobError(
-                f"{path} is not a log: it has {found}s ({name})", hint="look at the path"
-            )
-
-
-def _refuse_strange_folder(root: Path) -> None:
-    if root.exists() and not root.is_dir():
-        raise JobError(f"{root} is not a folder", hint="name a new folder")
-    names = os.listdir(root) if root.exists() else []
-    if "_commits" in names:
-        refuse_other_kind(root)
-    elif names:
-        raise JobError(
-            f"{root} holds other files: {', '.join(sorted(names)[:5])}",
-            hint="name a new or an empty folder",
-        )
-    make_dirs(root)
-
-
-def _spark_json(schema: str | pa.Schema) -> str:
-    if not isinstance(schema, str):
-        return nullable(spark_schema(schema))
-    if not schema.lstrip().startswith("{"):
-        return nullable(parse_schema(schema))
-    try:
-        arrow_schema(schema)
-    except (ValueError, KeyError, TypeError) as error:
-        raise JobError(
-            f"{schema!r} is not a schema: {error!r}", hint="give what Spark's df.schema.json() says"
-        ) from error
-    return nullable(schema)
 
 
 def _digest(written: list[dict[str, Any]]) -> str:

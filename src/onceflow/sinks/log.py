@@ -13,7 +13,8 @@ from onceflow.commits import Commit, CommitLog
 from onceflow.errors import JobError, OnceflowError, TargetBehind
 from onceflow.ledger import Ledger, Outcome, Publication
 from onceflow.log.commits import Facts
-from onceflow.log.embedded import EmbeddedLog, refuse_facts
+from onceflow.log.creation import refuse_facts
+from onceflow.log.embedded import EmbeddedLog
 from onceflow.log.retention import remove_dropped
 from onceflow.log.segments import key_partition
 from onceflow.schema import columns, refuse_difference
