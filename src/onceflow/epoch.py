@@ -43,7 +43,7 @@ from typing import Any
 from onceflow import __version__
 from onceflow.committables import harden, verify
 from onceflow.epoch_log import Decision, OutputDecision
-from onceflow.errors import JobError, OnceflowError, PlanChanged
+from onceflow.errors import Fenced, JobError, OnceflowError, PlanChanged
 from onceflow.explain import explain
 from onceflow.home import Query, now
 from onceflow.identity import refuse_foreign_ledger, refuse_other_checkpoint
@@ -271,7 +271,11 @@ class Epochs:
         reach("epoch.hardened")
 
         # 4. decide
-        self.log.decide(decision)
+        try:
+            self.log.decide(decision)
+        except Fenced:  # not decided, and our successor may have swept before this was staged
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         reach("epoch.decided")
 
         # 5. publish
