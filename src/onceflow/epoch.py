@@ -34,7 +34,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,6 +75,16 @@ class Declared:
     mode: str = "append"
     by: str | None = None
     keep_epochs: int = 100
+
+
+@contextlib.contextmanager
+def _removed_upon(failure: type[BaseException], folder: Path) -> Iterator[None]:
+    """What is staged is nobody's then, and a successor may have swept before it was."""
+    try:
+        yield
+    except failure:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 class Stopping(Exception):
@@ -262,20 +272,18 @@ class Epochs:
         # 2. stage: the one action over `batch`
         tag = f"{self.query.lineage[:8]}-{epoch}-{self.term}-{uuid.uuid4().hex[:8]}"
         folder = self.query.staged / tag
-        staged = self._stager.stage(batch, folder, tag, running.load(plan))
-        reach("epoch.staged")
+        with _removed_upon(BaseException, folder):
+            staged = self._stager.stage(batch, folder, tag, running.load(plan))
+            reach("epoch.staged")
 
-        # 3. harden
-        decision = self._decision(plan, offsets, entries, staged)
-        self._harden(decision)
-        reach("epoch.hardened")
+            # 3. harden
+            decision = self._decision(plan, offsets, entries, staged)
+            self._harden(decision)
+            reach("epoch.hardened")
 
         # 4. decide
-        try:
+        with _removed_upon(Fenced, folder):  # any other failure: it may be decided
             self.log.decide(decision)
-        except Fenced:  # not decided, and our successor may have swept before this was staged
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
         reach("epoch.decided")
 
         # 5. publish
