@@ -246,7 +246,7 @@ def test_values_of_every_type_come_back_as_they_were(
 def test_json_lines_are_plain_json(world: World) -> None:
     world.add([(1, "größe"), (2, None), (3, "a\nb")])
     world.live(Files(world.out, format="json", by="land"))
-    lines = [line for p in world.out.rglob("*.json") if not {"_commits", "_manifests"} & set(p.parts)
+    lines = [line for p in world.out.rglob("*.json") if "_commits" not in p.parts
              for line in p.read_text().splitlines()]  # fmt: skip
     found = [json.loads(line) for line in lines]
     assert sorted((row["id"], row.get("land")) for row in found) == [
