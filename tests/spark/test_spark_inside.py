@@ -99,9 +99,9 @@ def test_the_plan_of_an_epoch_is_read_from_sparks_memory(
     check = Epochs._check
 
     def spy(self: Epochs, epoch: int) -> Any:
-        plan, offsets, entries = check(self, epoch)
+        running, plan, offsets, entries = check(self, epoch)
         seen.append((plan, entries))
-        return plan, offsets, entries
+        return running, plan, offsets, entries
 
     monkeypatch.setattr(Epochs, "_check", spy)
     story.live()
