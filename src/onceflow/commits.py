@@ -267,6 +267,10 @@ class CommitLog:
                 yield from self._published(reference, wanted)
         yield from self.commits.recent
 
+    def files(self) -> list[dict[str, Any]]:
+        """All published files, oldest first."""
+        return [file for commit in self.published() for file in commit["files"]]
+
     def newest(self) -> Iterator[Commit]:
         """The commits with files, newest first; nothing older is read than what is taken."""
         yield from reversed(self.commits.recent)

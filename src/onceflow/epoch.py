@@ -263,7 +263,9 @@ class Epochs:
         return explain(error)
 
     def _run(self, batch: Any, epoch: int) -> None:
-        self.swept()
+        failure = self.sweep_failure()
+        if failure is not None:
+            raise failure
 
         # 1. check
         running, plan, offsets, entries = self._check(epoch)
@@ -340,8 +342,8 @@ class Epochs:
         """Tell the logs that are read which rows this query may still go back to."""
         decisions = self.log.decisions
         oldest = decisions[0].start if decisions else {}
-        home = str(self.query.folder.parents[3])
-        hold_offsets(end, oldest, query=self._id(), lineage=self.query.lineage, home=home)
+        query, home = self.query, str(self.query.home)
+        hold_offsets(end, oldest, query=self._id(), lineage=query.lineage, home=home, at=now())
 
     def _decision(
         self,
@@ -395,11 +397,13 @@ class Epochs:
 
     # ================================================================ stopping
 
-    def swept(self, timeout: float | None = None) -> None:
-        """Wait until the last epoch's sweep has ended. Raises what it raised."""
+    def sweep_failure(self, timeout: float | None = None) -> BaseException | None:
+        """Wait until the last epoch's sweep has ended: what it raised, or that it takes longer."""
         sweeping, self._sweeping = self._sweeping, None
-        if sweeping is not None:
-            sweeping.result(timeout)
+        try:
+            return None if sweeping is None else sweeping.exception(timeout)
+        except TimeoutError as error:
+            return error
 
     def stop_after_epoch(self, timeout: float | None = None) -> bool:
         """No epoch begins from now on. True when none is running any more."""

@@ -127,9 +127,8 @@ class Handle:
     def _sweep_failure(self) -> BaseException | None:
         """Of the last epoch: no further one has seen it."""
         for started in self.started.values():
-            try:
-                started.epochs.swept(timeout=_HUNG_AFTER)
-            except Exception as error:  # whatever it was, it is told
+            error = started.epochs.sweep_failure(timeout=_HUNG_AFTER)
+            if error is not None:
                 return started.epochs.reason(error)
         return None
 

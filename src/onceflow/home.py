@@ -37,6 +37,7 @@ class Query:
     job: str
     lineage: str
     name: str
+    home: Path
     folder: Path  # the Spark checkpoint
 
     @property
@@ -140,7 +141,8 @@ class JobFolder:
 
     def query(self, lineage: str, name: str) -> Query:
         check_name("query", name)
-        return Query(self.name, lineage, name, self.folder / "lineages" / lineage / name)
+        folder = self.folder / "lineages" / lineage / name
+        return Query(self.name, lineage, name, self.home, folder)
 
     def queries(self) -> list[Query]:
         """The queries of the current lineage that ever started."""

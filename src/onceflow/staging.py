@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,19 @@ class Stager:
             and size <= _SMALL_BYTES
             and load.input <= max(_GROWS * before, _SMALL_ROWS)
             and load.state_rows <= _SMALL_STATE
-            and _is_collectable(self._schema, self._outputs)
+            and self._is_collectable
         )
+
+    @cached_property
+    def _is_collectable(self) -> bool:
+        """Can the rows come to the driver as Arrow, and be put into folders as Spark would?"""
+        if any(sink.by and not sink.by_number for sink in self._outputs.values()):
+            return False
+        try:
+            arrow_schema(self._schema)
+        except JobError:
+            return False
+        return True
 
     def _collect(self, rows: Any, root: Path) -> None:
         import pyarrow.compute as pc
@@ -93,7 +105,7 @@ class Stager:
 
         table = rows.toArrow()
         parts = [(root, table)]
-        for name in (name for name in table.column_names if name.startswith((_ROUTE, _BY))):
+        for name in _folder_columns(table.column_names):
             split = []
             for folder, part in parts:
                 for value in part.column(name).unique():
@@ -121,9 +133,9 @@ class Stager:
             writer = writer.option(
                 "maxRecordsPerFile", max(1, int(min(rolls) / max(self._bytes_per_row, 1.0)))
             )
-        partitions = [c for c in rows.columns if c.startswith(_ROUTE) or c.startswith(_BY)]
-        if partitions:
-            writer = writer.partitionBy(*partitions)
+        folders = _folder_columns(rows.columns)
+        if folders:
+            writer = writer.partitionBy(*folders)
         writer.parquet(str(root))
 
     @property
@@ -196,15 +208,9 @@ class Stager:
         return read
 
 
-def _is_collectable(schema: str, outputs: Mapping[str, Sink]) -> bool:
-    """Can the rows come to the driver as Arrow, and be put into folders as Spark would?"""
-    if any(sink.by and not sink.by_number for sink in outputs.values()):
-        return False
-    try:
-        arrow_schema(schema)
-    except JobError:
-        return False
-    return True
+def _folder_columns(names: list[str]) -> list[str]:
+    """The columns that `_with_routes` added: each makes folders and stands in no file."""
+    return [name for name in names if name.startswith((_ROUTE, _BY))]
 
 
 def refuse_columns(schema: str, outputs: Mapping[str, Sink], by: str | None) -> None:

@@ -7,11 +7,13 @@ without onceflow's own readers: commit entries as JSON lines, rows by pyarrow an
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -167,23 +169,19 @@ class Story:
 
     def spawn(self, fault: str = "", host: str = "", **options: Any) -> Driver:
         """A driver process of its own. `fault` is armed in it; `host` is what it thinks it is."""
-        command = [sys.executable, __file__, json.dumps(asdict(self)), json.dumps(options)]
-        quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-        said = self.path / f"said-{time.monotonic_ns()}.txt"
-        with open(said, "w") as out:
-            process = subprocess.Popen(
-                command,
-                env={
-                    **os.environ,
-                    "ONCEFLOW_FAULT": fault,
-                    "ONCEFLOW_HOST": host or os.environ.get("ONCEFLOW_HOST", ""),
-                    "JDK_JAVA_OPTIONS": quick,
-                },
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
-        return Driver(process, said)
+        settings = options.pop("settings", None)
+        driver = Driver(settings) if settings else _spares.pop() if _spares else Driver()
+        driver.send(
+            story=asdict(self),
+            options=options,
+            environment={
+                "ONCEFLOW_FAULT": fault,
+                "ONCEFLOW_HOST": host or os.environ.get("ONCEFLOW_HOST", ""),
+            },
+        )
+        if not _spares:
+            _spares.append(Driver())
+        return driver
 
     def live_apart(self, fault: str = "", **options: Any) -> int:
         """One life in a process of its own; its exit code."""
@@ -235,16 +233,41 @@ class Story:
         assert not staged, f"left behind: {staged}"
 
 
-@dataclass(frozen=True)
 class Driver:
-    """A driver process and what it said."""
+    """A driver process, which starts its JVM and waits for its orders, and what it said."""
 
-    process: subprocess.Popen[bytes]
-    output: Path
+    def __init__(self, settings: dict[str, str] | None = None) -> None:
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as we do
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, json.dumps(settings or {})],
+            env={**os.environ, "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
+            stdin=subprocess.PIPE,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+        )
+
+    def send(self, **orders: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(orders).encode() + b"\n")
+        self.process.stdin.flush()
 
     @property
     def said(self) -> str:
-        return self.output.read_text()
+        self._output.seek(0)
+        return self._output.read().decode()
+
+    def dismiss(self) -> None:
+        """It ends when nobody can give it orders any more."""
+        self.process.communicate()
+
+
+_spares: list[Driver] = []  # started ahead, so that a JVM starts beside other work
+
+
+@atexit.register
+def _dismiss_spares() -> None:
+    for driver in _spares:
+        driver.dismiss()
 
 
 class Poller:
@@ -397,12 +420,13 @@ def main() -> None:
     import onceflow
     from onceflow.testing import faults
 
-    story = Story(**json.loads(sys.argv[1]))
-    options = json.loads(sys.argv[2])
-    settings = options.pop("settings", {})
-    onceflow.get_session("local[2]", settings)
-    faults.arm_from_environment()
-    story.live(**options)
+    onceflow.get_session("local[2]", json.loads(sys.argv[1]))
+    line = sys.stdin.readline()
+    if line:
+        orders = json.loads(line)
+        os.environ.update(orders["environment"])
+        faults.arm_from_environment()
+        Story(**orders["story"]).live(**orders["options"])
     os._exit(0)
 
 

@@ -25,7 +25,7 @@ from click.testing import CliRunner
 from onceflow.cli import cli, main
 from onceflow.cli.log import command as log_group
 from onceflow.ledger import Position
-from onceflow.log import EmbeddedLog, embedded
+from onceflow.log import EmbeddedLog, embedded, segments
 from onceflow.log.readers import Reader, hold, readers
 from onceflow.log.retention import expired, retain, take_back, trim
 from onceflow.log.segments import read_slice
@@ -512,7 +512,7 @@ def publish(log: EmbeddedLog, *, epoch: int, text: str) -> None:
     (Path(log.path) / "partition=0").mkdir(exist_ok=True)
     path = f"partition=0/epoch-{epoch}.parquet"
     empty = pa.nulls(1, pa.timestamp("us", "UTC"))
-    size, crc = embedded.write_segment(
+    size, crc = segments.write_segment(
         pa.table({"value": [text], "event_time": empty}), log.path / path
     )
     file = {"path": path, "partition": 0, "rows": 1, "bytes": size, "crc32": crc}

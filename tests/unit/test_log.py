@@ -46,7 +46,7 @@ from onceflow.errors import (
     OutOfRange,
     SchemaMismatch,
 )
-from onceflow.log import EmbeddedLog, embedded, segments
+from onceflow.log import EmbeddedLog, embedded, producing, segments
 from onceflow.log.readers import Reader, hold
 from onceflow.log.segments import split_by_key
 from onceflow.sinks import Files, Log, Outcome
@@ -260,7 +260,7 @@ def test_any_range_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """Ranges that begin and end in the middle of batches, row groups, segments and commits."""
     monkeypatch.setattr(segments, "ROW_GROUP", 10)
     monkeypatch.setattr(segments, "_BATCH", 7)
-    monkeypatch.setattr(embedded, "SEGMENT_ROWS", 25)
+    monkeypatch.setattr(producing, "SEGMENT_ROWS", 25)
     log = make(tmp_path / "log")
     for n in range(0, 120, 40):
         log.append(rows(range(n, n + 40)))

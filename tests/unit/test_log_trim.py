@@ -288,7 +288,7 @@ def test_a_reader_of_another_log_that_was_here_is_named(tmp_path: Path) -> None:
 def test_a_query_says_what_it_may_still_go_back_to(log: EmbeddedLog) -> None:
     append(log, 9)
     at = {"log": log.facts.id, "path": str(log.path), "commit": 2}
-    where = {"query": "counts/q", "lineage": LINEAGE, "home": "home"}
+    where = {"query": "counts/q", "lineage": LINEAGE, "home": "home", "at": "now"}
     hold_offsets({"lines": {**at, "next": [9]}, "files": {"logOffset": 3}}, {}, **where)
     assert [(r.name, r.needs) for r in readers(log.path)] == [("counts/q/lines", [0])]
     hold_offsets({"lines": {**at, "next": [9]}}, {"lines": {**at, "next": [4]}}, **where)

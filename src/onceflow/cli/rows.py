@@ -8,7 +8,9 @@ import json
 import os
 import re
 import select
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -22,7 +24,7 @@ from onceflow.log.embedded import DEFAULT_SCHEMA, EmbeddedLog
 from onceflow.log.intake import FORMATS, Input, Intake, Rejects, parquet_file
 from onceflow.log.plain import as_word, plain_rows
 from onceflow.log.segments import APPENDED_AT, OFFSET, OURS, PARTITION
-from onceflow.log.tail import last_slices, read_slices, slices_from
+from onceflow.log.tail import last_slices, slices_from
 from onceflow.log.values import Malformed, microseconds
 from onceflow.schema import parse_schema, spark_schema
 
@@ -257,17 +259,36 @@ def tail(  # noqa: PLR0917 - one parameter for each option
         parts, left = slices_from(log, _start(log, start, partition), partition), count
     reached = list(log.view.next)
     try:
-        left = writer.write(parts, left)
-        while follow and left != 0 and _somebody_reads(_LOOK_EVERY):
-            parts = slices_from(log.refresh(), reached, partition)
-            reached = list(log.view.next)
+        with _noting_interrupts() as interrupted:
             left = writer.write(parts, left)
+            while follow and left != 0 and _somebody_reads(_LOOK_EVERY):
+                if interrupted.is_set():
+                    break
+                parts = slices_from(log.refresh(), reached, partition)
+                reached = list(log.view.next)
+                left = writer.write(parts, left)
     except KeyboardInterrupt:
         if not follow:
             raise
     except BrokenPipeError:
         # Else Python complains when it flushes standard output at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def _noting_interrupts() -> Iterator[threading.Event]:
+    """Ctrl-C raises as it always does, and is noted: Python drops what is raised in a finaliser."""
+    noted = threading.Event()
+
+    def interrupt(*_: object) -> None:
+        noted.set()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _start(log: EmbeddedLog, text: str, partition: int | None) -> Offsets:
@@ -292,7 +313,7 @@ class _Writer:
     def write(self, parts: Iterable[Slice], left: int | None) -> int | None:
         """At most `left` rows. Returns how many may still come; None for any number."""
         for part in parts:
-            for batch in read_slices(self._log, [part], self._names):
+            for batch in self._log.read_slices([part], self._names):
                 for at in range(0, batch.num_rows, _AT_ONCE):
                     if left == 0:
                         return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from onceflow.log.embedded import DEFAULT_SCHEMA, Appended, EmbeddedLog
+from onceflow.log.embedded import DEFAULT_SCHEMA, EmbeddedLog
+from onceflow.log.producing import Appended
 
 __all__ = ["DEFAULT_SCHEMA", "Appended", "EmbeddedLog"]

@@ -11,28 +11,17 @@ commit reads the winner's and puts its own behind it, with other offsets and the
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-import logging
 import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onceflow.commits import Commit, CommitLog
-from onceflow.errors import (
-    Damaged,
-    Fenced,
-    JobError,
-    OnceflowError,
-    OutOfRange,
-    PublishUnknown,
-)
-from onceflow.log.appending import Appending, sweep
+from onceflow.errors import Damaged, JobError, OutOfRange
+from onceflow.log.appending import sweep
 from onceflow.log.commits import Facts, LogCommits, Offsets, Segment, above, covers, segments_of
 from onceflow.log.creation import (
     KIND,
@@ -41,40 +30,15 @@ from onceflow.log.creation import (
     refuse_strange_folder,
     spark_json,
 )
-from onceflow.log.segments import (
-    OURS,
-    Slice,
-    fit,
-    read_slice,
-    split_by_key,
-    write_segment,
-)
-from onceflow.schema import (
-    arrow_schema,
-    columns,
-    refuse_difference,
-)
-from onceflow.storage import fsync_dir
+from onceflow.log.producing import Appended, append
+from onceflow.log.segments import OURS, Slice, read_slice
+from onceflow.schema import arrow_schema, columns, refuse_difference
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 DEFAULT_SCHEMA = "value string, event_time timestamp"
 ROLL_UP_EVERY = 16  # commits: opening a log never reads more than these one by one
-SEGMENT_ROWS = 1_000_000
-_logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Appended:
-    """What an append did: its commit, and how many rows. `already`: it had been done before.
-
-    `commit` is None if this append has made none: there were no rows, or it had been done.
-    """
-
-    commit: int | None
-    rows: int
-    already: bool = False
 
 
 class EmbeddedLog:
@@ -178,52 +142,7 @@ class EmbeddedLog:
         done once: the log remembers the last sequence of each producer. That it is the same
         append is told by the rows, or by what `digest` says when all rows were taken.
         """
-        if bool(producer) != (sequence is not None) or "/" in producer:
-            raise JobError(
-                f"producer {producer!r} with sequence {sequence}: both or neither, and no '/'",
-                hint='append(rows, producer="import", sequence=7)',
-            )
-        self.refresh()
-        done = number = None
-        try:
-            with Appending(self.path, self.view.position) as appending:
-                tried: int | None = None
-                written = list(self._write(rows, appending))
-                said = digest() if digest else _digest(written)
-
-                def make() -> Commit | None:
-                    nonlocal number, tried
-                    if tried is None:
-                        tried = self.view.position
-                    else:  # a put that landed may be rolled up by others before we looked at it
-                        number = self._commit_with(written, tried, known=bool(producer))
-                    if number is not None:
-                        return None
-                    ledger = {}
-                    if producer:
-                        assert sequence is not None
-                        if self._already(producer, sequence, said):
-                            return None
-                        ledger = {"output": producer, "term": 0, "lineage": "", "epoch": sequence,
-                                  "decision": said}  # fmt: skip
-                    return {**ledger, **self.commit_of("append", written)}
-
-                done = self.commits.append(make) if written or producer else None
-                if done is not None:
-                    number = int(done["number"])
-                if number is not None:
-                    appending.keep()
-        finally:
-            if number is None:
-                with contextlib.suppress(OnceflowError, OSError):
-                    sweep(self.path, self)
-        if number is not None:
-            try:
-                self.refresh().keep_house(number)
-            except (OnceflowError, OSError) as error:  # the rows are there: no reason to retry
-                _logger.warning("%s: rows are appended, but keeping house failed: %s", self, error)
-        count = sum(file["rows"] for file in written)
-        return Appended(number, count, already=number is None and bool(producer))
+        return append(self, rows, producer=producer, sequence=sequence, digest=digest)
 
     def commit_of(self, kind: str, written: Iterable[dict[str, Any]]) -> Commit:
         """A commit that adds these files at the head as it stands now."""
@@ -232,62 +151,6 @@ class EmbeddedLog:
             files.append({**file, "first": following[file["partition"]]})
             following[file["partition"]] += file["rows"]
         return {"type": kind, "at": max(_now(), self.view.at), "files": files}
-
-    def _commit_with(self, written: list[dict[str, Any]], since: int, *, known: bool) -> int | None:
-        """The commit above `since` that has these segments, by their names, which are unique.
-        `known`: if it is not listed any more, the ledger knows."""
-        paths = {file["path"] for file in written}
-        for commit in self.commits.remembered(lambda reference: reference["last"] > since):
-            if any(file["path"] in paths for file in commit["files"]):
-                return int(commit["commit"])
-        if paths and not known and self.refresh().view.forgotten > since:
-            raise PublishUnknown(
-                f"{self}: it cannot be known whether the rows were appended: this producer was "
-                "paused, and rows up to where it stood were trimmed since",
-                hint="look at the log; give appends a producer and a sequence, then the log knows",
-            )
-        return None
-
-    def _write(
-        self, rows: pa.Table | Iterable[pa.Table], appending: Appending
-    ) -> Iterator[dict[str, Any]]:
-        import pyarrow as pa
-
-        tables = [rows] if isinstance(rows, pa.Table) else rows
-        folders, schema, begun = set(), self.schema, [0] * self.facts.partitions
-        for table in tables:
-            fitting = fit(table, schema, str(self))
-            for at in range(0, fitting.num_rows, SEGMENT_ROWS):
-                piece = fitting.slice(at, SEGMENT_ROWS)
-                for partition, part in self._split(piece, begun).items():
-                    path = appending.name(partition)
-                    size, crc = write_segment(part, self.path / path)
-                    folders.add((self.path / path).parent)
-                    begun[partition] += part.num_rows
-                    yield {"path": path, "partition": partition, "rows": part.num_rows,
-                           "bytes": size, "crc32": crc}  # fmt: skip
-        for folder in folders:
-            fsync_dir(folder)
-
-    def _split(self, rows: pa.Table, begun: Offsets) -> dict[int, pa.Table]:
-        if self.facts.key:
-            return split_by_key(rows, self.facts.key, self.facts.partitions)
-        filled = [a + b for a, b in zip(self.view.next, begun, strict=True)]
-        return {filled.index(min(filled)): rows}
-
-    def _already(self, producer: str, sequence: int, digest: str) -> bool:
-        ledger = self.view.ledger(producer)
-        last = ledger.position.epoch if ledger.position else None
-        if last is None or last < sequence:
-            return False
-        if last == sequence and ledger.decision == digest:
-            return True
-        what = "with other rows" if last == sequence else f"and is at {last}"
-        raise Fenced(
-            f"producer {producer!r} has appended sequence {sequence} to {self} before, {what}: "
-            "two producers use one name, or the input has changed",
-            hint="give every producer a name of its own, and every batch a higher sequence",
-        )
 
     def keep_house(self, commit: int = 0) -> None:
         """After a commit: roll up and retain now and then, remove what dead producers left."""
@@ -354,9 +217,13 @@ class EmbeddedLog:
         """The committed rows as Arrow batches, in the order of their commits."""
         names = self.columns(columns)
         begin, stop = start or list(self.view.low), end or list(self.view.next)
-        for part in self.slices(begin, stop):
+        return self.read_slices(self.slices(begin, stop), names)
+
+    def read_slices(self, slices: Iterable[Slice], columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """The rows; `OutOfRange` if they are trimmed while they are read."""
+        for part in slices:
             try:
-                yield from read_slice(self.path, part, self.schema, names)
+                yield from read_slice(self.path, part, self.schema, columns)
             except Damaged:
                 self.refuse_gone(part)
                 raise
@@ -424,11 +291,6 @@ class EmbeddedLog:
                 f"{self}: rows since {_when(time_us)} were trimmed",
                 hint="use start='earliest' for what is left",
             )
-
-
-def _digest(written: list[dict[str, Any]]) -> str:
-    facts = sorted((f["crc32"], f["bytes"], f["rows"]) for f in written)
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
 def _now() -> int:

@@ -10,7 +10,6 @@ import errno
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,13 @@ class Reader:
 
 
 def hold_offsets(
-    end: Mapping[str, Any], oldest: Mapping[str, Any], *, query: str, lineage: str, home: str
+    end: Mapping[str, Any],
+    oldest: Mapping[str, Any],
+    *,
+    query: str,
+    lineage: str,
+    home: str,
+    at: str,
 ) -> None:
     """Source -> offset: where a query stands, and the oldest one that it may go back to.
 
@@ -47,10 +52,8 @@ def hold_offsets(
     for source, offset in end.items():
         if isinstance(offset, dict) and {"log", "path", "next"} <= offset.keys():
             needs = oldest[source]["next"] if source in oldest else [0] * len(offset["next"])
-            now = datetime.now(UTC).isoformat(timespec="milliseconds")
-            _hold_if_possible(
-                Path(offset["path"]), Reader(f"{query}/{source}", lineage, home, needs, now)
-            )
+            reader = Reader(f"{query}/{source}", lineage, home, needs, at)
+            _hold_if_possible(Path(offset["path"]), reader)
 
 
 def _hold_if_possible(log: Path, reader: Reader) -> None:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from onceflow.commits import Forgotten
-from onceflow.errors import Damaged, OutOfRange
 from onceflow.log.commits import Offsets, segments_of
 from onceflow.log.embedded import EmbeddedLog
-from onceflow.log.segments import Slice, read_slice
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from onceflow.log.segments import Slice
 
 
 def last_slices(log: EmbeddedLog, count: int, partition: int | None = None) -> list[Slice]:
@@ -48,22 +42,3 @@ def slices_from(log: EmbeddedLog, start: Offsets, partition: int | None = None) 
     if partition is not None:
         start = [start[p] if p == partition else end[p] for p in range(len(end))]
     return log.slices(start, end)
-
-
-def read_slices(
-    log: EmbeddedLog, slices: Iterable[Slice], columns: list[str]
-) -> Iterator[pa.RecordBatch]:
-    """The rows; `OutOfRange` if they are trimmed while they are read."""
-    for part in slices:
-        segment = part.segment
-        try:
-            yield from read_slice(log.path, part, log.schema, columns)
-        except Damaged:
-            view = log.refresh().view
-            if segment.first < view.low[segment.partition] or view.has_dropped(segment):
-                raise OutOfRange(
-                    f"{log}: rows of partition {segment.partition} from offset {segment.first} on "
-                    "were trimmed or taken back while they were read",
-                    hint="try again: it begins at what is left",
-                ) from None
-            raise

@@ -210,7 +210,7 @@ class Files(FolderSink):
         if not folder.schema:
             raise TargetForeign(f"{root} has no published epoch yet", hint="try again later")
         schema = StructType.fromJson(json.loads(folder.schema))
-        files = [file for commit in commits.published() for file in commit["files"]]
+        files = commits.files()
         for file in files:
             _refuse_other_size(root / file["path"], file["bytes"])
         paths = [str(root / file["path"]) for file in files]
@@ -232,8 +232,7 @@ def _published(root: Path) -> tuple[CommitLog, _Folder]:
 
 def published_files(path: Path) -> list[dict[str, Any]]:
     """All published files, oldest first."""
-    commits, _ = _published(path)
-    return [file for commit in commits.published() for file in commit["files"]]
+    return _published(path)[0].files()
 
 
 def _refuse_other_size(path: Path, size: int) -> None:

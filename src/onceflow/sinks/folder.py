@@ -125,17 +125,12 @@ class FolderSink(Sink):
                 make_dirs(final.parent)
                 touched.add(final.parent)
                 try:
-                    os.rename(file.path, final)
+                    _bring(file, final)
                 except FileNotFoundError:
                     if not final.exists():
                         raise staged_file_gone(str(self), file.path, publication.epoch) from None
                     verify(file, final)
-                except OSError as error:
-                    if error.errno == errno.EXDEV:  # it was another mount when it was decided
-                        _copy_over(file, final)
-                        continue
-                    if not isinstance(error, PermissionError):
-                        raise
+                except PermissionError as error:
                     raise PublishFailed(
                         f"cannot write into {final.parent}: {error.strerror}",
                         hint="give the driver write access and start it again",
@@ -152,8 +147,15 @@ class FolderSink(Sink):
                 shutil.rmtree(self._copies / tag, ignore_errors=True)
 
 
-def _copy_over(file: Committable, final: Path) -> None:
-    """What a rename does, where there can be none. Who comes second finds the final name."""
+def _bring(file: Committable, final: Path) -> None:
+    """Rename; where it was another mount when the epoch was decided, what a rename does. Who comes
+    second finds the final name."""
+    try:
+        os.rename(file.path, final)
+        return
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
     part = final.with_name(f".{final.name}.{uuid.uuid4().hex}")
     try:
         shutil.copyfile(file.path, part)
@@ -162,4 +164,4 @@ def _copy_over(file: Committable, final: Path) -> None:
         os.replace(part, final)
     finally:
         part.unlink(missing_ok=True)
-    os.unlink(file.path)
+    Path(file.path).unlink(missing_ok=True)

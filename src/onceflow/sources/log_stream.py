@@ -30,7 +30,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from onceflow.errors import Damaged, OutOfRange
-from onceflow.log.commits import Offsets, above, covers, segments_of
+from onceflow.log.commits import Dropped, Offsets, above, covers, segments_of
 from onceflow.log.embedded import EmbeddedLog
 from onceflow.log.segments import OURS, Slice, read_slice
 from onceflow.schema import arrow_schema
@@ -87,7 +87,8 @@ def tasks(log: EmbeddedLog, slices: list[Slice], options: dict[str, str]) -> lis
     """Consecutive slices in tasks of about the same number of rows."""
     total = sum(part.take for part in slices)
     wanted = max(1, min(int(options.get("tasks", "1")), total // _LEAST_ROWS))
-    share, groups, filled = -(-total // wanted), [[]], 0  # type: ignore[var-annotated]
+    groups: list[list[Slice]] = [[]]
+    share, filled = -(-total // wanted), 0
     for part in slices:
         left = part
         while left.take:
@@ -189,22 +190,29 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 hint="bring back the log as it was (its newest copy)",
             )
         self._known = start["at"]
-        for drop in log.view.dropped:
-            if start["commit"] < drop.commit and drop.first < start["next"][drop.partition]:
-                raise OutOfRange(
-                    f"{log}: rows that were read (partition {drop.partition}, offsets {drop.first} "
-                    f"to {drop.end - 1}) were taken back by the job that had written them",
-                    hint="restore this job too, to a cut before it read them",
-                )
+        drop = self._taken_back(start)
+        if drop is not None:
+            raise OutOfRange(
+                f"{log}: rows that were read (partition {drop.partition}, offsets {drop.first} "
+                f"to {drop.end - 1}) were taken back by the job that had written them",
+                hint="restore this job too, to a cut before it read them",
+            )
 
     def _refuse_taken_back(self, end: dict[str, Any]) -> None:
+        drop = self._taken_back(end)
+        if drop is not None:
+            raise OutOfRange(
+                f"{self.log}: rows that this epoch would read (partition {drop.partition}, "
+                f"offset {drop.first}) were taken back since it was planned",
+                hint="start the job again; it plans the epoch anew",
+            )
+
+    def _taken_back(self, offset: dict[str, Any]) -> Dropped | None:
+        """Rows below the offset that were taken back after it was planned."""
         for drop in self.log.view.dropped:
-            if end["commit"] < drop.commit and drop.first < end["next"][drop.partition]:
-                raise OutOfRange(
-                    f"{self.log}: rows that this epoch would read (partition {drop.partition}, "
-                    f"offset {drop.first}) were taken back since it was planned",
-                    hint="start the job again; it plans the epoch anew",
-                )
+            if offset["commit"] < drop.commit and drop.first < offset["next"][drop.partition]:
+                return drop
+        return None
 
 
 def admit(log: EmbeddedLog, start: Offsets, end: Offsets, most: int) -> Offsets:

@@ -1,0 +1,168 @@
+"""Appending to a log: all rows in one commit, or none of them.
+
+1. name    the segments that will be written, in a journal, so that a dead producer's are removed
+2. write   the segments, with names of their own; nobody sees them
+3. commit  put the commit behind the head; who loses the put finds other offsets for the same
+           segments and tries again, having looked whether its own put had landed after all
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from onceflow.commits import Commit
+from onceflow.errors import Fenced, JobError, OnceflowError, PublishUnknown
+from onceflow.log.appending import Appending, sweep
+from onceflow.log.commits import Offsets
+from onceflow.log.segments import fit, split_by_key, write_segment
+from onceflow.storage import fsync_dir
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from onceflow.log.embedded import EmbeddedLog
+
+SEGMENT_ROWS = 1_000_000
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Appended:
+    """What an append did: its commit, and how many rows. `already`: it had been done before.
+
+    `commit` is None if this append has made none: there were no rows, or it had been done.
+    """
+
+    commit: int | None
+    rows: int
+    already: bool = False
+
+
+def append(
+    log: EmbeddedLog,
+    rows: pa.Table | Iterable[pa.Table],
+    *,
+    producer: str,
+    sequence: int | None,
+    digest: Callable[[], str] | None,
+) -> Appended:
+    """See `EmbeddedLog.append`."""
+    if bool(producer) != (sequence is not None) or "/" in producer:
+        raise JobError(
+            f"producer {producer!r} with sequence {sequence}: both or neither, and no '/'",
+            hint='append(rows, producer="import", sequence=7)',
+        )
+    log.refresh()
+    done = number = None
+    try:
+        with Appending(log.path, log.view.position) as appending:
+            tried: int | None = None
+            written = list(_write(log, rows, appending))
+            said = digest() if digest else _digest(written)
+
+            def make() -> Commit | None:
+                nonlocal number, tried
+                if tried is None:
+                    tried = log.view.position
+                else:  # a put that landed may be rolled up by others before we looked at it
+                    number = _commit_with(log, written, tried, known=bool(producer))
+                if number is not None:
+                    return None
+                ledger = {}
+                if producer:
+                    assert sequence is not None
+                    if _already(log, producer, sequence, said):
+                        return None
+                    ledger = {"output": producer, "term": 0, "lineage": "", "epoch": sequence,
+                              "decision": said}  # fmt: skip
+                return {**ledger, **log.commit_of("append", written)}
+
+            done = log.commits.append(make) if written or producer else None
+            if done is not None:
+                number = int(done["number"])
+            if number is not None:
+                appending.keep()
+    finally:
+        if number is None:
+            with contextlib.suppress(OnceflowError, OSError):
+                sweep(log.path, log)
+    if number is not None:
+        try:
+            log.refresh().keep_house(number)
+        except (OnceflowError, OSError) as error:  # the rows are there: no reason to retry
+            _logger.warning("%s: rows are appended, but keeping house failed: %s", log, error)
+    count = sum(file["rows"] for file in written)
+    return Appended(number, count, already=number is None and bool(producer))
+
+
+def _commit_with(
+    log: EmbeddedLog, written: list[dict[str, Any]], since: int, *, known: bool
+) -> int | None:
+    """The commit above `since` that has these segments, by their names, which are unique.
+    `known`: if it is not listed any more, the ledger knows."""
+    paths = {file["path"] for file in written}
+    for commit in log.commits.remembered(lambda reference: reference["last"] > since):
+        if any(file["path"] in paths for file in commit["files"]):
+            return int(commit["commit"])
+    if paths and not known and log.refresh().view.forgotten > since:
+        raise PublishUnknown(
+            f"{log}: it cannot be known whether the rows were appended: this producer was "
+            "paused, and rows up to where it stood were trimmed since",
+            hint="look at the log; give appends a producer and a sequence, then the log knows",
+        )
+    return None
+
+
+def _write(
+    log: EmbeddedLog, rows: pa.Table | Iterable[pa.Table], appending: Appending
+) -> Iterator[dict[str, Any]]:
+    import pyarrow as pa
+
+    tables = [rows] if isinstance(rows, pa.Table) else rows
+    folders, schema, begun = set(), log.schema, [0] * log.facts.partitions
+    for table in tables:
+        fitting = fit(table, schema, str(log))
+        for at in range(0, fitting.num_rows, SEGMENT_ROWS):
+            piece = fitting.slice(at, SEGMENT_ROWS)
+            for partition, part in _split(log, piece, begun).items():
+                path = appending.name(partition)
+                size, crc = write_segment(part, log.path / path)
+                folders.add((log.path / path).parent)
+                begun[partition] += part.num_rows
+                yield {"path": path, "partition": partition, "rows": part.num_rows,
+                       "bytes": size, "crc32": crc}  # fmt: skip
+    for folder in folders:
+        fsync_dir(folder)
+
+
+def _split(log: EmbeddedLog, rows: pa.Table, begun: Offsets) -> dict[int, pa.Table]:
+    if log.facts.key:
+        return split_by_key(rows, log.facts.key, log.facts.partitions)
+    filled = [a + b for a, b in zip(log.view.next, begun, strict=True)]
+    return {filled.index(min(filled)): rows}
+
+
+def _already(log: EmbeddedLog, producer: str, sequence: int, digest: str) -> bool:
+    ledger = log.view.ledger(producer)
+    last = ledger.position.epoch if ledger.position else None
+    if last is None or last < sequence:
+        return False
+    if last == sequence and ledger.decision == digest:
+        return True
+    what = "with other rows" if last == sequence else f"and is at {last}"
+    raise Fenced(
+        f"producer {producer!r} has appended sequence {sequence} to {log} before, {what}: "
+        "two producers use one name, or the input has changed",
+        hint="give every producer a name of its own, and every batch a higher sequence",
+    )
+
+
+def _digest(written: list[dict[str, Any]]) -> str:
+    facts = sorted((f["crc32"], f["bytes"], f["rows"]) for f in written)
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
