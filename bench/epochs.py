@@ -235,7 +235,6 @@ def serve(folder: Path) -> None:
 
 def ageing(folder: Path, epochs: int) -> None:
     spark = onceflow.get_session()
-    spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", str(epochs + 100))
     print(f"\n{epochs:,} epochs of ten rows in one query")
     for name in ("onceflow", "spark"):
         stream = spark.readStream.name("rows").format("rate-micro-batch")
@@ -248,17 +247,18 @@ def ageing(folder: Path, epochs: int) -> None:
                 df.writeStream.format("parquet").option("path", str(target))
                 .option("checkpointLocation", str(home)).trigger(processingTime="0 seconds").start()
             )  # fmt: skip
-        memory, cpu = {}, {}
+        memory, cpu, reports = {}, {}, {}
         tenth = epochs // 10
         for mark in (tenth, 2 * tenth, epochs - tenth, epochs):
-            while (query.lastProgress or {"batchId": -1})["batchId"] < mark:
+            while max(reports, default=-1) < mark:
                 if query.exception():
                     raise query.exception()
-                time.sleep(0.05)
-                progress(f"{name}: epoch {(query.lastProgress or {'batchId': -1})['batchId']}")
+                time.sleep(1)  # Spark keeps a hundred reports
+                for report in query.recentProgress:
+                    reports[report["batchId"]] = report["durationMs"]["triggerExecution"]
+                progress(f"{name}: epoch {max(reports, default=-1)}")
             cpu[mark], memory[mark] = cpu_seconds(), used_memory(spark)
         query.stop()
-        reports = {p["batchId"]: p["durationMs"]["triggerExecution"] for p in query.recentProgress}
         young = [reports[e] for e in range(tenth, 2 * tenth) if e in reports]
         old = [reports[e] for e in range(epochs - tenth, epochs) if e in reports]
         print(f"  {name}: epochs {tenth} to {2 * tenth} {spread(young, 'ms')}, "

@@ -25,7 +25,7 @@ AS_WRITTEN = {
     "int96RebaseMode": "CORRECTED",
 }
 T = TypeVar("T")
-_FEW = 8
+_FEW, _SMALL = 8, 1 << 20
 BY = "_onceflow_by"  # folders of the staging area that stand for the target's sub-folders
 
 
@@ -40,9 +40,9 @@ def describe(root: Path, by: tuple[str, ...]) -> tuple[Committable, ...]:
 
 
 def _describe(path: Path, root: Path, by: tuple[str, ...]) -> Committable:
-    size, crc, lines = _checksum(path)
+    size, crc = _checksum(path)
     if path.suffix == ".json":
-        rows = lines
+        rows = _lines(path)
     else:
         import pyarrow.parquet as pq
 
@@ -52,19 +52,23 @@ def _describe(path: Path, root: Path, by: tuple[str, ...]) -> Committable:
     return Committable(str(path), rows, size, crc, partition)
 
 
-def _checksum(path: Path) -> tuple[int, int, int]:
-    size = crc = lines = 0
+def _checksum(path: Path) -> tuple[int, int]:
+    size = crc = 0
     with open(path, "rb") as file:
         while chunk := file.read(1 << 20):
             size += len(chunk)
             crc = zlib.crc32(chunk, crc)
-            lines += chunk.count(b"\n")
-    return size, crc, lines
+    return size, crc
+
+
+def _lines(path: Path) -> int:
+    with open(path, "rb") as file:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
 
 
 def verify(file: Committable, at: str | os.PathLike[str]) -> None:
     """`Damaged` unless the file at `at` is what was staged."""
-    size, crc, _ = _checksum(Path(at))
+    size, crc = _checksum(Path(at))
     if (size, crc) != (file.bytes, file.crc32):
         raise Damaged(
             f"{at} is damaged: {size} bytes with checksum {crc:08x}, decided were {file.bytes} "
@@ -91,8 +95,8 @@ def harden(files: Iterable[str | os.PathLike[str]], root: Path, known: set[Path]
 
 
 def _map(work: Callable[[Path], T], paths: list[Path]) -> list[T]:
-    """Side by side where there are many; threads cost more than a few small files."""
-    if len(paths) <= _FEW:
+    """Side by side, unless they are few and small: threads cost more then."""
+    if len(paths) <= _FEW and sum(path.stat().st_size for path in paths) <= _SMALL:
         return [work(path) for path in paths]
     with ThreadPoolExecutor(8) as pool:
         return list(pool.map(work, paths))

@@ -275,7 +275,7 @@ class Epochs:
         tag = f"{self.query.lineage[:8]}-{epoch}-{self.term}-{uuid.uuid4().hex[:8]}"
         folder = self.query.staged / tag
         with _removed_upon(BaseException, folder):
-            staged = self._stager.stage(batch, folder, tag, running.load(plan))
+            staged = self._stager.stage(batch, folder, tag, running.load(plan), running)
             reach("epoch.staged")
 
             # 3. harden

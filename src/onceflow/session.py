@@ -57,12 +57,18 @@ FAST = {
     _STREAM + "checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming."
     "checkpointing.FileSystemBasedCheckpointFileManager",
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    # As quick as Spark's default, and the files are smaller by a third and more.
+    "spark.sql.parquet.compression.codec": "zstd",
 }
 
 QUIET = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    # What the page of Spark shows of the past is memory of the driver.
     "spark.sql.ui.retainedExecutions": "10",
+    "spark.ui.retainedJobs": "50",
+    "spark.ui.retainedStages": "50",
+    "spark.ui.retainedTasks": "1000",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # A body that hangs must not hang stop() with it: it is fenced, not waited for.

@@ -1,7 +1,8 @@
 """Stage the rows of an epoch where no reader sees them, in one Spark action.
 
 Spark's own Parquet writer does it: it stays in the JVM and picks the winning task attempts, the
-same attempts whose state counts. Several outputs share the action; an integer column says which
+same attempts whose state counts. It is given the plan of the epoch itself where rows need no column
+of ours, which saves a copy of each. Several outputs share the action; an integer column says which
 output a row goes to. (Partitioning by the user's own string would turn "" into null.)
 
 A small epoch is collected instead, which takes a third of the time, and written by the driver: the
@@ -23,7 +24,7 @@ from onceflow.errors import BadRows, JobError
 from onceflow.ledger import Committable
 from onceflow.schema import arrow_schema, columns, leaf_types, nested_twice, quoted
 from onceflow.sinks.base import Sink, Staged
-from onceflow.spark_inside import Load
+from onceflow.spark_inside import Load, RunningQuery
 from onceflow.storage import translate_disk_full
 
 _ROUTE = "_onceflow_route"
@@ -54,14 +55,14 @@ class Stager:
         self._last: tuple[int, int, int] | None = None  # rows, bytes and input of the epoch before
 
     def stage(
-        self, batch: Any, folder: Path, tag: str, load: Load
+        self, batch: Any, folder: Path, tag: str, load: Load, running: RunningQuery
     ) -> dict[str, tuple[Committable, ...]]:
         """Run the one action over `batch`; output -> what it staged."""
         spark, rows = batch.sparkSession, self._with_routes(batch)
         if self._is_small(load):
             self._collect(rows, folder / "rows")
         else:
-            self._write(rows, folder / "rows")
+            self._write(rows, folder / "rows", running)
         self._refuse_unrouted(folder / "rows")
         staged, total = {}, [0, 0]
         for route, (name, sink) in enumerate(self._outputs.items()):
@@ -120,23 +121,22 @@ class Stager:
                 folder.mkdir(parents=True, exist_ok=True)
                 pq.write_table(part, folder / f"part-{uuid.uuid4()}.parquet")
 
-    def _write(self, rows: Any, root: Path) -> None:
+    def _write(self, rows: Any, root: Path, running: RunningQuery) -> None:
         spark = rows.sparkSession
         spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
         spark.conf.set("spark.sql.maxConcurrentOutputFileWriters", "16")
         # Not as in the Julian calendar, which pyarrow and other readers know nothing of.
         for kind in ("datetime", "int96"):
             spark.conf.set(f"spark.sql.parquet.{kind}RebaseModeInWrite", "CORRECTED")
-        writer = rows.write.options(**COMMITTER)
+        options, folders = dict(COMMITTER), _folder_columns(rows.columns)
         rolls = [sink.roll_bytes for sink in self._outputs.values() if sink.roll_bytes]
         if rolls:
-            writer = writer.option(
-                "maxRecordsPerFile", max(1, int(min(rolls) / max(self._bytes_per_row, 1.0)))
-            )
-        folders = _folder_columns(rows.columns)
+            most = max(1, int(min(rolls) / max(self._bytes_per_row, 1.0)))
+            options["maxRecordsPerFile"] = str(most)
         if folders:
-            writer = writer.partitionBy(*folders)
-        writer.parquet(str(root))
+            rows.write.options(**options).partitionBy(*folders).parquet(str(root))
+        else:
+            running.write_parquet(root, options)
 
     @property
     def _by_columns(self) -> int:

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections import Counter
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -237,7 +238,9 @@ class Driver:
     """A driver process, which starts its JVM and waits for its orders, and what it said."""
 
     def __init__(self, settings: dict[str, str] | None = None) -> None:
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as we do
+        self._output, path = tempfile.mkstemp()
+        os.unlink(path)
+        weakref.finalize(self, os.close, self._output)
         self.process = subprocess.Popen(
             [sys.executable, __file__, json.dumps(settings or {})],
             env={**os.environ, "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
@@ -249,12 +252,11 @@ class Driver:
     def send(self, **orders: Any) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(orders).encode() + b"\n")
-        self.process.stdin.flush()
+        self.process.stdin.close()
 
     @property
     def said(self) -> str:
-        self._output.seek(0)
-        return self._output.read().decode()
+        return os.pread(self._output, 1 << 24, 0).decode()
 
     def dismiss(self) -> None:
         """It ends when nobody can give it orders any more."""

@@ -152,3 +152,30 @@ def test_a_shuffle_behind_the_last_stateful_operator_is_refused(tmp_path: Path, 
 
     with pytest.raises(JobError, match="sort when reading"):
         onceflow.start(job, home=tmp_path / "home", once=True).wait()
+
+
+def test_the_writer_gets_the_plan_of_the_epoch_with_the_names_and_types_of_its_rows(
+    tmp_path: Path, spark: Any
+) -> None:
+    """The first epoch of a driver is never collected. An optimiser may rename what it moves."""
+    import pyarrow.parquet as pq
+
+    import onceflow
+    from onceflow.sinks import Files
+
+    spark.range(0, 5, 1, 1).selectExpr("id", "timestamp_micros(id) AS at").write.parquet(
+        f"{tmp_path}/in"
+    )
+    rows = spark.readStream.name("rows").schema("id long, at timestamp").parquet(f"{tmp_path}/in")
+    renamed = rows.select(rows.id.alias("ID"), rows.at.alias("_at")).select("ID", "_at")
+    query = onceflow.write(
+        renamed, "out", to=Files(tmp_path / "out"), home=tmp_path / "home", once=True
+    )
+    query.awaitTermination()
+    (file,) = (tmp_path / "out").glob("*.parquet")
+    said = pq.ParquetFile(file)
+    assert said.schema_arrow.names == ["ID", "_at"]
+    assert str(said.schema.column(1).logical_type).startswith("Timestamp(isAdjustedToUTC=true, ")
+    assert said.schema.column(1).physical_type == "INT64"
+    assert said.metadata.row_group(0).column(0).compression == "ZSTD"
+    assert pq.read_table(file).column("ID").to_pylist() == list(range(5))

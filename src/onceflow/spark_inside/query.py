@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
 from onceflow.errors import BadInput, JobError, PlanChanged
+from onceflow.spark_inside import writing
 from onceflow.spark_inside.source_log import SourceEntries, is_file_offset
 
 _REPORTED_BY_US = (
@@ -168,6 +170,10 @@ class RunningQuery:
         report = self._query.lastProgress()
         operators = [] if report is None else report.stateOperators()
         return Load(plan.input(), sum(int(operator.numRowsTotal()) for operator in operators))
+
+    def write_parquet(self, root: Path, options: Mapping[str, str]) -> None:
+        """The one action over this epoch: its rows into files under the new folder `root`."""
+        writing.write_parquet(self._jvm, self._query.lastExecution(), str(root), options)
 
     def next_watermark(self) -> int:
         """Milliseconds. Spark does the same after the epoch; doing it twice changes nothing."""
