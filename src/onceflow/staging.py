@@ -32,6 +32,7 @@ _NOWHERE = -1
 _SMALL_ROWS, _SMALL_BYTES = 10_000, 4_000_000  # of the epoch before; then the next may be as small
 _GROWS = 4  # times as much input as in the epoch before is no longer expected to be small
 _SMALL_STATE = 50_000  # rows: all windows of a query may close in one epoch
+_QUICK = {"parquet.compression.codec.zstd.level": "1"}  # if the session writes zstd
 _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 _WIDTHS = {
     "boolean": 1,
@@ -128,7 +129,7 @@ class Stager:
         # Not as in the Julian calendar, which pyarrow and other readers know nothing of.
         for kind in ("datetime", "int96"):
             spark.conf.set(f"spark.sql.parquet.{kind}RebaseModeInWrite", "CORRECTED")
-        options, folders = dict(COMMITTER), _folder_columns(rows.columns)
+        options, folders = {**COMMITTER, **_QUICK}, _folder_columns(rows.columns)
         rolls = [sink.roll_bytes for sink in self._outputs.values() if sink.roll_bytes]
         if rolls:
             most = max(1, int(min(rolls) / max(self._bytes_per_row, 1.0)))
