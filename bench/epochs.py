@@ -160,6 +160,8 @@ def tiny(folder: Path, turns: int) -> None:
     spark = onceflow.get_session()
     found: dict[str, list[float]] = {
         "onceflow": [],
+        "at-least-once": [],
+        "at-most-once": [],
         "without fsync": [],
         "spark": [],
         "as it comes": [],
@@ -175,7 +177,8 @@ def tiny(folder: Path, turns: int) -> None:
                 else:
                     with no_fsync() if name == "without fsync" else contextlib.nullcontext():
                         rows = tiny_rows(spark.readStream.name("rows"), source)
-                        measured = times(ours(rows, folder, once=True))
+                        chosen = {"guarantee": name} if name.startswith("at-") else {}
+                        measured = times(ours(rows, folder, once=True, **chosen))
                 progress(f"turn {turn} of {turns}, {name}: {statistics.median(measured):.0f} ms")
                 if turn:
                     found[name].append(statistics.median(measured))
@@ -186,6 +189,8 @@ def tiny(folder: Path, turns: int) -> None:
     same, bare = statistics.median(found["spark"]), statistics.median(found["as it comes"])
     print(f"  onceflow / spark under the same settings: {base / same:.2f} (goal: at most 1.0)")
     print(f"  onceflow / spark as it comes: {base / bare:.2f} (goal: at most 0.8)")
+    for name in ("at-least-once", "at-most-once"):
+        print(f"  {name} / exactly-once: {statistics.median(found[name]) / base:.2f}")
     fsync = base - statistics.median(found["without fsync"])
     print(f"  of it fsync: {fsync:.1f} ms; Spark's sink does none")
 

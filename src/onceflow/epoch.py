@@ -36,7 +36,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ from onceflow.errors import Fenced, JobError, OnceflowError, PlanChanged
 from onceflow.explain import explain
 from onceflow.home import Query, now
 from onceflow.identity import refuse_foreign_ledger, refuse_other_checkpoint
-from onceflow.ledger import Committable, Ledger, Position, Publication
+from onceflow.ledger import Committable, Guarantee, Ledger, Position, Publication
 from onceflow.log.readers import hold_offsets
 from onceflow.runtime.lease import Lease, host_name
 from onceflow.schema import columns, plain_schema, refuse_difference
@@ -75,6 +75,10 @@ class Declared:
     mode: str = "append"
     by: str | None = None
     keep_epochs: int = 100
+    guarantees: Mapping[str, Guarantee] = field(default_factory=dict)  # of outputs with another
+
+    def guarantee(self, output: str) -> Guarantee:
+        return self.guarantees.get(output, Guarantee.EXACTLY_ONCE)
 
 
 @contextlib.contextmanager
@@ -182,7 +186,7 @@ class Epochs:
             "onceflow": __version__,
             "spark": self.declared.df.sparkSession.version,
             "mode": self.declared.mode,
-            "outputs": {name: {"guarantee": sink.guarantee, **sink.target()}
+            "outputs": {name: {"guarantee": self.declared.guarantee(name), **sink.target()}
                         for name, sink in self._outputs},
         }  # fmt: skip
 
@@ -195,12 +199,21 @@ class Epochs:
             if sink is None:
                 self._refuse_dropped(name, output, last.epoch)
                 continue
+            if output.guarantee is not Guarantee.EXACTLY_ONCE:
+                self._add_again(name, sink, last)
+                continue
             if self._ledgers[name].position != Position(self.query.lineage, last.epoch):
                 for file in output.files:
                     if self._staged(file).exists():
                         verify(file, self._staged(file))
             self._publish(name, sink, last)
             reach("epoch.output-published")
+
+    def _add_again(self, name: str, sink: Sink, last: Decision) -> None:
+        """No ledger knows whether it was added. Spark commits an epoch after it was."""
+        again = last.outputs[name].guarantee is Guarantee.AT_LEAST_ONCE
+        if again and last.epoch not in self.checkpoint.committed():
+            self._publish(name, sink, last)
 
     def _refuse_dropped(self, name: str, output: OutputDecision, epoch: int) -> None:
         if any(self._staged(file).exists() for file in output.files):
@@ -369,13 +382,16 @@ class Epochs:
                     files=tuple(self._relative(file) for file in staged[name]),
                     schema=self.schema,
                     mode=self.declared.mode,
+                    guarantee=self.declared.guarantee(name),
                 )
                 for name, _ in self._outputs
             },
         )
 
     def _harden(self, decision: Decision) -> None:
-        staged = [self._staged(f) for output in decision.outputs.values() for f in output.files]
+        outputs = decision.outputs.values()
+        kept = [output for output in outputs if output.guarantee is not Guarantee.AT_MOST_ONCE]
+        staged = [self._staged(file) for output in kept for file in output.files]
         spark = self.checkpoint.epoch_files(decision.epoch, decision.end, decision.state)
         harden([*staged, *spark], self.query.folder, self._hardened)
 
@@ -392,6 +408,9 @@ class Epochs:
             mode=output.mode,
             decision=decision.nonce,
         )
+        if output.guarantee is not Guarantee.EXACTLY_ONCE:
+            sink.add(publication)
+            return
         sink.publish(publication)
         self._ledgers[name] = Ledger(self.term, publication.position, decision.nonce)
 

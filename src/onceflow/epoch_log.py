@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onceflow.errors import Fenced
-from onceflow.ledger import Committable, Position
+from onceflow.ledger import Committable, Guarantee, Position
 from onceflow.storage import NumberedLog, Put, Store
 
 
@@ -33,6 +33,7 @@ class OutputDecision:
     files: tuple[Committable, ...]
     schema: str
     mode: str
+    guarantee: Guarantee = Guarantee.EXACTLY_ONCE
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Decision:
                 files=tuple(Committable(**f) for f in o["files"]),
                 schema=o["schema"],
                 mode=o["mode"],
+                guarantee=Guarantee(o["guarantee"]),
             )
             for name, o in entry["outputs"].items()
         }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from onceflow.epoch import Declared
 from onceflow.errors import JobError
 from onceflow.home import JobFolder
+from onceflow.ledger import Guarantee
 from onceflow.names import check_name
 from onceflow.sinks.base import Sink
 from onceflow.sources.base import Source
@@ -60,16 +61,18 @@ class Flow:
         to: Sink | Mapping[str, Sink],
         mode: str = "append",
         by: str | None = None,
+        guarantee: str | Mapping[str, str] = Guarantee.EXACTLY_ONCE,
     ) -> None:
         """Publish the rows of `df` to a sink, or to several that are decided together.
 
         Several: `to={"valid": …, "rejected": …}, by="outcome"`, where the column `by` names the
-        output of each row. `mode` is Spark's output mode.
+        output of each row. `mode` is Spark's output mode. `guarantee`: "exactly-once", or by choice
+        "at-least-once" or "at-most-once"; {output: guarantee} for several.
         """
         check_name("output", name)
         if name in self.queries:
             raise JobError(f"two outputs are called {name!r}", hint="rename one")
-        declared = declare(name, df, to, mode, by)
+        declared = declare(name, df, to, mode=mode, by=by, guarantee=guarantee)
         taken = {t: o for o, other in self.queries.items() for t in targets(other)}
         for target in targets(declared):
             if target in taken:
@@ -93,7 +96,13 @@ class Flow:
 
 
 def declare(
-    name: str, df: DataFrame, to: Sink | Mapping[str, Sink], mode: str, by: str | None
+    name: str,
+    df: DataFrame,
+    to: Sink | Mapping[str, Sink],
+    *,
+    mode: str,
+    by: str | None,
+    guarantee: str | Mapping[str, str],
 ) -> Declared:
     _streaming(df, f"output {name!r}")
     if mode not in MODES:
@@ -107,11 +116,34 @@ def declare(
         )
     for output in outputs:
         check_name("output", output)
-    declared = Declared(df=df, outputs=outputs, mode=mode, by=by)
+    guarantees = _guarantees(outputs, guarantee)
+    declared = Declared(df=df, outputs=outputs, mode=mode, by=by, guarantees=guarantees)
     found = targets(declared)
     if len(found) != len(set(found)):
         raise JobError(f"two outputs of {name!r} write to the same target", hint="rename one")
     return declared
+
+
+def _guarantees(
+    outputs: Mapping[str, Sink], asked: str | Mapping[str, str]
+) -> dict[str, Guarantee]:
+    wanted = dict(asked) if isinstance(asked, Mapping) else dict.fromkeys(outputs, asked)
+    known = [str(guarantee) for guarantee in Guarantee]
+    for output, guarantee in wanted.items():
+        if output not in outputs or guarantee not in known:
+            raise JobError(
+                f"guarantee={guarantee!r} for output {output!r}: there is no such output"
+                if output not in outputs
+                else f"{guarantee!r} is not a guarantee",
+                hint=f"outputs are {', '.join(outputs)}; use one of {', '.join(known)}",
+            )
+        if guarantee not in outputs[output].guarantees:
+            offered = ", ".join(outputs[output].guarantees)
+            raise JobError(
+                f"{outputs[output]} cannot promise {guarantee}",
+                hint=f"it offers {offered}; choose that, or another sink",
+            )
+    return {output: Guarantee(guarantee) for output, guarantee in wanted.items()}
 
 
 def targets(declared: Declared) -> list[tuple[str, ...]]:

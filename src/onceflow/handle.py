@@ -16,6 +16,7 @@ from onceflow.errors import JobError, PlanChanged
 from onceflow.flow import Flow, declare
 from onceflow.home import JobFolder
 from onceflow.job import Job, milliseconds
+from onceflow.ledger import Guarantee
 from onceflow.runtime.lease import Lease
 from onceflow.session import check_session, get_session
 from onceflow.sinks.base import Sink
@@ -201,11 +202,12 @@ def write(
     once: bool = False,
     every: str = "1 second",
     take_over: bool = False,
+    guarantee: str | Mapping[str, str] = Guarantee.EXACTLY_ONCE,
 ) -> StreamingQuery:
     """Run one streaming DataFrame without a job; `name` under `home` is its identity."""
     session = _session(df.sparkSession, None)
     folder = JobFolder(home, name)
-    queries = {name: declare(name, df, to, mode, by)}
+    queries = {name: declare(name, df, to, mode=mode, by=by, guarantee=guarantee)}
     return _start(session, folder, queries, _trigger(every, once), take_over).queries[name]
 
 

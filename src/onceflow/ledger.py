@@ -8,7 +8,7 @@ that it decided. `judge` is that comparison; every sink calls it inside its atom
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 
 from onceflow.errors import Fenced, TargetBehind
 
@@ -65,6 +65,14 @@ class Publication:
     @property
     def rows(self) -> int:
         return sum(file.rows for file in self.files)
+
+
+class Guarantee(StrEnum):
+    """What an output promises for the rows of a decided epoch. The weaker ones keep no ledger."""
+
+    EXACTLY_ONCE = "exactly-once"
+    AT_LEAST_ONCE = "at-least-once"  # added again after a crash, if Spark did not commit the epoch
+    AT_MOST_ONCE = "at-most-once"  # added after the decision, and never again
 
 
 class Outcome(Enum):

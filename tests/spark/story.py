@@ -49,6 +49,7 @@ class Story:
     sinks: str  # files | sqlite | log | both (files and sqlite) | all
     keep_epochs: int = 2
     files_per_epoch: int = 1
+    guarantee: str = "exactly-once"
 
     @property
     def path(self) -> Path:
@@ -152,7 +153,7 @@ class Story:
                 "log": Log(self.path / "log", key="key", partitions=3),
             }
             if len(self.outputs) == 1:
-                flow.write("result", out, to=to[self.sinks])
+                flow.write("result", out, to=to[self.sinks], guarantee=self.guarantee)
                 return
             kind = F.when(out.key < "b", "files").when(out.key < "c", self.outputs[-1])
             out = out.withColumn("outcome", kind.otherwise("sqlite"))

@@ -517,7 +517,7 @@ def publish(log: EmbeddedLog, *, epoch: int, text: str) -> None:
     )
     file = {"path": path, "partition": 0, "rows": 1, "bytes": size, "crc32": crc}
     ledger = {"output": "j/q/o", "term": 1, "lineage": "old", "epoch": epoch, "decision": "d"}
-    log.commits.append(lambda: {**ledger, **log.commit_of("epoch", [file])})
+    log.commits.append(lambda: {"type": "epoch", **ledger, **log.commit_of([file])})
     log.refresh()
 
 

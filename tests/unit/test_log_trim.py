@@ -410,7 +410,7 @@ class Model:
         self.clock.now += self.random.choice((0, 1, 10, 1000, -500))
         self.at = max(self.at, self.clock.now)
         files = self.files()
-        self.log.commits.append(lambda: {**facts, **self.log.commit_of(kind, files)})
+        self.log.commits.append(lambda: {"type": kind, **facts, **self.log.commit_of(files)})
         for file in files:
             p, first = file["partition"], self.next[file["partition"]]
             self.next[p] += file["rows"]

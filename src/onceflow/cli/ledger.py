@@ -10,6 +10,7 @@ from onceflow.cli.output import home_option, json_option, show, table
 from onceflow.cli.status import chosen
 from onceflow.errors import OnceflowError
 from onceflow.home import JobFolder, Query
+from onceflow.ledger import Guarantee
 from onceflow.sinks import open_target
 
 
@@ -52,7 +53,8 @@ def _output(
     row.update(target=str(sink), term=said.term)
     if said.position is not None:
         row.update(lineage=said.position.lineage, published=said.position.epoch)
-    row["says"] = _compare(decided, row["published"])
+    exact = row["guarantee"] == Guarantee.EXACTLY_ONCE
+    row["says"] = _compare(decided, row["published"]) if exact else "keeps no ledger, by choice"
     return row
 
 

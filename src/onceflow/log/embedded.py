@@ -144,13 +144,13 @@ class EmbeddedLog:
         """
         return append(self, rows, producer=producer, sequence=sequence, digest=digest)
 
-    def commit_of(self, kind: str, written: Iterable[dict[str, Any]]) -> Commit:
+    def commit_of(self, written: Iterable[dict[str, Any]]) -> Commit:
         """A commit that adds these files at the head as it stands now."""
         following, files = list(self.view.next), []
         for file in written:
             files.append({**file, "first": following[file["partition"]]})
             following[file["partition"]] += file["rows"]
-        return {"type": kind, "at": max(_now(), self.view.at), "files": files}
+        return {"at": max(_now(), self.view.at), "files": files}
 
     def keep_house(self, commit: int = 0) -> None:
         """After a commit: roll up and retain now and then, remove what dead producers left."""

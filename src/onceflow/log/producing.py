@@ -81,7 +81,7 @@ def append(
                         return None
                     ledger = {"output": producer, "term": 0, "lineage": "", "epoch": sequence,
                               "decision": said}  # fmt: skip
-                return {**ledger, **log.commit_of("append", written)}
+                return {"type": "append", **ledger, **log.commit_of(written)}
 
             done = log.commits.append(make) if written or producer else None
             if done is not None:

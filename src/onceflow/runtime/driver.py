@@ -154,7 +154,10 @@ def _tell_started(handle: Handle, tell: Tell) -> None:
             "term": started.epochs.term,
             "resumes_after": started.epochs.opened_at,
             "outputs": {
-                output: {"target": str(sink), "guarantee": sink.guarantee}
+                output: {
+                    "target": str(sink),
+                    "guarantee": started.epochs.declared.guarantee(output),
+                }
                 for output, sink in started.epochs.declared.outputs.items()
             },
         }

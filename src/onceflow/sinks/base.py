@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from onceflow.errors import JobError
-from onceflow.ledger import Committable, Ledger, Outcome, Publication
+from onceflow.ledger import Committable, Guarantee, Ledger, Outcome, Publication
 from onceflow.schema import quoted
 
 
@@ -36,7 +36,7 @@ class Sink(ABC):
     It does not promise an order among the rows of an epoch.
     """
 
-    guarantee: ClassVar[str] = "exactly-once"
+    guarantees: ClassVar[tuple[Guarantee, ...]] = (Guarantee.EXACTLY_ONCE,)  # what it can promise
     modes: ClassVar[tuple[str, ...]] = ("append",)
     shared: ClassVar[bool] = False  # may several outputs have it as their target?
     by: tuple[str, ...] = ()  # what makes sub-folders of the target
@@ -64,6 +64,14 @@ class Sink(ABC):
         """
 
     # -------------------------------------------------------------- optional
+
+    def add(self, publication: Publication) -> None:
+        """Make the rows visible, whatever the ledger says; a second call makes them visible twice.
+
+        For outputs that chose a weaker guarantee; a sink that has it says so in `guarantees`.
+        Staged files that are gone had been added: they are swept after that.
+        """
+        raise NotImplementedError
 
     def prepare(self, output: str, schema: str, mode: str) -> None:
         """Check, before anything is staged, that the target fits. Never changes rows."""

@@ -40,8 +40,8 @@ class _Folder(Commits):
         self.schema, self.layout = body.get("schema", ""), body.get("layout", "")
 
     def applied(self, number: int, entry: Commit) -> None:
-        self.owner = entry["output"]
-        if entry["type"] == "epoch":
+        self.owner = entry.get("output") or self.owner
+        if "schema" in entry:
             self.schema, self.layout = entry["schema"], entry["layout"]
 
     def rolled(self) -> dict[str, Any]:

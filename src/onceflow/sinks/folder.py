@@ -12,13 +12,21 @@ import os
 import shutil
 import uuid
 from abc import abstractmethod
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from onceflow.commits import Commit, CommitLog
 from onceflow.committables import verify
 from onceflow.errors import PublishFailed
-from onceflow.ledger import Committable, Ledger, Outcome, Publication, staged_file_gone
+from onceflow.ledger import (
+    Committable,
+    Guarantee,
+    Ledger,
+    Outcome,
+    Publication,
+    staged_file_gone,
+)
 from onceflow.sinks.base import Sink, Staged
 from onceflow.storage import fsync_dir, fsync_file, make_dirs, translate_disk_full
 from onceflow.testing.faults import reach
@@ -30,6 +38,7 @@ class FolderSink(Sink):
     It does not promise an order among the rows of an epoch.
     """
 
+    guarantees = tuple(Guarantee)
     path: Path
     _commits: CommitLog
     _renames: bool | None = None  # from where rows are staged; None: not tried yet
@@ -116,6 +125,19 @@ class FolderSink(Sink):
             self._drop_copies(publication)
         return outcome
 
+    def add(self, publication: Publication) -> None:
+        """Every call brings files of its own, so that nothing hangs on those of another."""
+        try:
+            mine = replace(publication, files=tuple(map(_linked, publication.files)))
+        except FileNotFoundError:
+            return
+
+        def make() -> Commit:
+            self._move(mine)
+            return {"type": "add", **self._commit(mine)}
+
+        self._commits.append(make)
+
     def _move(self, publication: Publication) -> None:
         """Rename moves the only copy, so who comes second finds nothing, and looks."""
         touched = set()
@@ -145,6 +167,13 @@ class FolderSink(Sink):
             if Path(file.path).is_relative_to(self._copies):
                 tag = Path(file.path).relative_to(self._copies).parts[0]
                 shutil.rmtree(self._copies / tag, ignore_errors=True)
+
+
+def _linked(file: Committable) -> Committable:
+    path = Path(file.path)
+    again = path.with_name(f"{uuid.uuid4().hex[:8]}-{path.name}")
+    os.link(path, again)
+    return replace(file, path=str(again))
 
 
 def _bring(file: Committable, final: Path) -> None:

@@ -147,10 +147,17 @@ class Log(FolderSink):
         return super().fence(output, term=term, token=token)
 
     def publish(self, publication: Publication) -> Outcome:
+        self._open_for(publication)
+        return super().publish(publication)
+
+    def add(self, publication: Publication) -> None:
+        self._open_for(publication)
+        super().add(publication)
+
+    def _open_for(self, publication: Publication) -> None:
         self._output = publication.output
         if self._existing() is None:
             raise self._gone()
-        return super().publish(publication)
 
     def tidy(self) -> None:
         assert self._log is not None
@@ -189,7 +196,7 @@ class Log(FolderSink):
             {**self._entry(publication, n), "partition": self._partition(publication, n)}
             for n in range(len(publication.files))
         ]
-        return {**self._log.commit_of("epoch", files), "rows": publication.rows}
+        return {**self._log.commit_of(files), "rows": publication.rows}
 
 
 def _short(output: str) -> str:

@@ -25,6 +25,7 @@ from onceflow.errors import (
 )
 from onceflow.ledger import (
     Committable,
+    Guarantee,
     Ledger,
     Outcome,
     Position,
@@ -71,6 +72,7 @@ class Sqlite(Sink):
         self.key = (key,) if isinstance(key, str) else tuple(key)
         self.timeout = timeout
 
+    guarantees = tuple(Guarantee)
     modes = ("append", "update", "complete")
 
     def __str__(self) -> str:
@@ -190,6 +192,11 @@ class Sqlite(Sink):
             reach("sqlite.written")
         reach("sqlite.committed")
         return Outcome.PUBLISHED
+
+    def add(self, publication: Publication) -> None:
+        if all(os.path.exists(file.path) for file in publication.files):
+            with self._writing() as db:
+                self._write(db, publication)
 
     def _write(self, db: sqlite3.Connection, publication: Publication) -> int:
         import pyarrow.parquet as pq

@@ -1,0 +1,104 @@
+"""Guarantees that are lowered by choice do what they say, no more and no less."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from story import FILES, Story
+
+from onceflow import Flow
+from onceflow.errors import JobError
+from onceflow.ledger import Guarantee
+from onceflow.sinks import Files
+from onceflow.testing import faults
+
+SINKS = ("files", "sqlite", "log")
+
+
+def broken_at(point: str, story: Story) -> tuple[Counter[Any], Counter[Any]]:
+    """Breaks the second epoch there, goes on to the end: what was lost, and what is doubled."""
+    story.write_input()
+    faults.arm(point, "raise", visit=2)
+    with pytest.raises(faults.InjectedFault):
+        story.live()
+    faults.disarm()
+    story.live()
+    assert not list(story.home.glob("story/lineages/*/*/onceflow/staged/*"))
+    return story.truth() - story.published(), story.published() - story.truth()
+
+
+@pytest.mark.parametrize("sinks", SINKS)
+def test_at_least_once_loses_nothing_and_may_repeat_an_epoch(
+    tmp_path: Path, spark: Any, sinks: str
+) -> None:
+    story = Story(str(tmp_path), "stateless", sinks, guarantee="at-least-once")
+    lost, doubled = broken_at("epoch.published", story)
+    assert not lost
+    assert len(doubled) == story.truth().total() / FILES
+    assert set(doubled.values()) == {1}  # the rows that were decided, once more
+
+
+@pytest.mark.parametrize("sinks", SINKS)
+def test_at_most_once_repeats_nothing_and_may_lose_an_epoch(
+    tmp_path: Path, spark: Any, sinks: str
+) -> None:
+    story = Story(str(tmp_path), "stateless", sinks, guarantee="at-most-once")
+    lost, doubled = broken_at("epoch.decided", story)
+    assert not doubled
+    assert len(lost) == story.truth().total() / FILES
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "point"),
+    [("at-least-once", "epoch.decided"), ("at-most-once", "epoch.published")],
+)
+@pytest.mark.parametrize("sinks", SINKS)
+def test_a_weaker_guarantee_is_exact_where_the_fault_does_not_hit_it(
+    tmp_path: Path, spark: Any, sinks: str, guarantee: str, point: str
+) -> None:
+    lost, doubled = broken_at(point, Story(str(tmp_path), "stateful", sinks, guarantee=guarantee))
+    assert not lost
+    assert not doubled
+
+
+@pytest.mark.parametrize("sinks", SINKS)
+def test_a_stopped_job_repeats_nothing_and_may_change_its_guarantee(
+    tmp_path: Path, spark: Any, sinks: str
+) -> None:
+    story = Story(str(tmp_path), "stateless", sinks, guarantee="at-least-once")
+    for number, guarantee in enumerate([*Guarantee, *Guarantee][: FILES - 1]):
+        story.write_input(range(number, number + 1))
+        replace(story, guarantee=guarantee).live()
+        assert story.published() == story.truth(number + 1)
+    story.write_input(range(FILES - 1, FILES))
+    faults.arm("epoch.decided", "raise")
+    with pytest.raises(faults.InjectedFault):
+        replace(story, guarantee="exactly-once").live()
+    faults.disarm()
+    replace(story, guarantee="at-most-once").live()  # what was decided is kept as it was promised
+    story.check()
+
+
+class Ledgered(Files):
+    guarantees = (Guarantee.EXACTLY_ONCE,)
+
+
+@pytest.mark.parametrize(
+    ("sink", "guarantee", "says"),
+    [
+        (Files("out"), "once", "'once' is not a guarantee"),
+        (Files("out"), {"others": "exactly-once"}, "no such output"),
+        (Ledgered("out"), "at-most-once", "cannot promise at-most-once"),
+    ],
+)
+def test_a_guarantee_that_cannot_be_had_is_refused_at_start(
+    spark: Any, sink: Files, guarantee: Any, says: str
+) -> None:
+    flow = Flow(spark)
+    rows = flow.read("rows", spark.readStream.name("rows").format("rate").load())
+    with pytest.raises(JobError, match=says):
+        flow.write("result", rows, to=sink, guarantee=guarantee)
