@@ -32,6 +32,13 @@ _NOWHERE = -1
 _SMALL_ROWS, _SMALL_BYTES = 10_000, 4_000_000  # of the epoch before; then the next may be as small
 _GROWS = 4  # times as much input as in the epoch before is no longer expected to be small
 _SMALL_STATE = 50_000  # rows: all windows of a query may close in one epoch
+_SETTINGS = {
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.maxConcurrentOutputFileWriters": "16",
+    # Not as in the Julian calendar, which pyarrow and other readers know nothing of.
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
+}
 _QUICK = {"parquet.compression.codec.zstd.level": "1"}  # if the session writes zstd
 _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 _WIDTHS = {
@@ -124,11 +131,10 @@ class Stager:
 
     def _write(self, rows: Any, root: Path, running: RunningQuery) -> None:
         spark = rows.sparkSession
-        spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-        spark.conf.set("spark.sql.maxConcurrentOutputFileWriters", "16")
-        # Not as in the Julian calendar, which pyarrow and other readers know nothing of.
-        for kind in ("datetime", "int96"):
-            spark.conf.set(f"spark.sql.parquet.{kind}RebaseModeInWrite", "CORRECTED")
+        for name, value in _SETTINGS.items():
+            spark.conf.set(name, value)
+            # Tasks read it here; what the session says is put here before an epoch begins.
+            spark.sparkContext.setLocalProperty(name, value)
         options, folders = {**COMMITTER, **_QUICK}, _folder_columns(rows.columns)
         rolls = [sink.roll_bytes for sink in self._outputs.values() if sink.roll_bytes]
         if rolls:

@@ -168,10 +168,14 @@ def test_the_writer_gets_the_plan_of_the_epoch_with_the_names_and_types_of_its_r
     )
     rows = spark.readStream.name("rows").schema("id long, at timestamp").parquet(f"{tmp_path}/in")
     renamed = rows.select(rows.id.alias("ID"), rows.at.alias("_at")).select("ID", "_at")
-    query = onceflow.write(
-        renamed, "out", to=Files(tmp_path / "out"), home=tmp_path / "home", once=True
-    )
-    query.awaitTermination()
+    spark.conf.set("spark.sql.parquet.outputTimestampType", "INT96")
+    try:
+        query = onceflow.write(
+            renamed, "out", to=Files(tmp_path / "out"), home=tmp_path / "home", once=True
+        )
+        query.awaitTermination()
+    finally:
+        spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     (file,) = (tmp_path / "out").glob("*.parquet")
     said = pq.ParquetFile(file)
     assert said.schema_arrow.names == ["ID", "_at"]
