@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from onceflow.errors import JobError
 from onceflow.names import check_name
 
 if TYPE_CHECKING:
     from onceflow.flow import Flow
+
+# The row of a number; all that is random in it comes from the generator, which is seeded by it.
+Workload = Callable[[int, random.Random], Mapping[str, Any]]
 
 _UNITS = {
     "ms": 1, "millisecond": 1, "milliseconds": 1,
@@ -34,24 +38,30 @@ class Job:
     declare: Callable[[Flow], None]
     every: str = "1 second"
     keep_epochs: int = 100
+    workload: Workload | Mapping[str, Workload] | None = None
 
     def __call__(self, flow: Flow) -> None:
         self.declare(flow)
 
 
 def job(
-    name: str, *, every: str = "1 second", keep_epochs: int = 100
+    name: str,
+    *,
+    every: str = "1 second",
+    keep_epochs: int = 100,
+    workload: Workload | Mapping[str, Workload] | None = None,
 ) -> Callable[[Callable[[Flow], None]], Job]:
     """Make a job of a function that declares it on a `Flow`.
 
     `every`: how often an epoch begins, if there is something to do. `keep_epochs`: how many
-    epochs can be looked at, and gone back to, later.
+    epochs can be looked at, and gone back to, later. `workload`: what `onceflow verify` feeds its
+    log with, a function from (number, random.Random) to a row; of several sources each its own.
     """
     check_name("job", name)
     milliseconds(every)
     if keep_epochs < 2:
         raise JobError(f"keep_epochs={keep_epochs} must be at least 2")
-    return lambda declare: Job(name, declare, every, keep_epochs)
+    return lambda declare: Job(name, declare, every, keep_epochs, workload)
 
 
 def milliseconds(text: str) -> int:

@@ -104,7 +104,9 @@ def get_session(
     master = master or os.environ.get("SPARK_MASTER") or "local[*]"
     config: dict[str, Any] = {**profile(), "spark.app.name": "onceflow", "spark.master": master}
     if master.startswith("local"):
-        cores = str(os.cpu_count() or 1) if "*" in master else "".join(re.findall(r"\d+", master))
+        cores = (
+            str(os.cpu_count() or 1) if "*" in master else "".join(re.findall(r"\d+", master)[:1])
+        )
         config["spark.sql.shuffle.partitions"] = cores or "1"
         config["spark.driver.host"] = config["spark.driver.bindAddress"] = "127.0.0.1"
     log4j = resources.files("onceflow").joinpath("log4j2.properties")

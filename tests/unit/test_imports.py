@@ -34,8 +34,10 @@ ALLOWED: dict[str, set[str]] = {
     "onceflow.spark_inside": {*LOW, "onceflow.storage"},
 }
 LIBRARIES = {"pyarrow", "numpy"}  # for what runs in executors
-# Classes that Spark derives from, and a job file, which nobody imports.
-USE_SPARK = {ROOT / "sources" / "log_stream.py", ROOT / "demo" / "ads.py"}
+# Classes that Spark derives from, and job files, which nobody imports.
+USE_SPARK = {
+    ROOT / "sources" / "log_stream.py", ROOT / "demo" / "ads.py", ROOT / "verify" / "matrix.py",
+}  # fmt: skip
 
 
 def imports(path: Path, *, whole: bool) -> Iterator[str]:

@@ -3,8 +3,9 @@
 | code | meaning |
 |---|---|
 | 0 | done, or stopped at an epoch's end |
-| 1 | failed: code of the job raised, or the demo's result is not the truth |
+| 1 | failed: code of the job raised, the demo's result is not the truth, the verdict is invalid |
 | 2 | the command, the job or the session is wrong |
+| 3 | the verdict is unknown |
 | 4 | Java, Spark or the machine is not what is needed |
 | 5 | another driver leads the job |
 | 6 | fenced by another driver |
@@ -29,6 +30,7 @@ from onceflow.errors import JobError, OnceflowError, SetupError
 _COMMANDS = {
     "run": "Run a job, with progress; exactly once, whatever happens.",
     "demo": "A job that is killed in the middle, and the truth beside its result.",
+    "verify": "Break a job in every way we know, and count.",
     "status": "Where each query of a job stands.",
     "ledger": "What each target itself says is published.",
     "log": "The embedded log: create, append, tail, info, trim.",

@@ -62,7 +62,7 @@ def command(folder: str, seed: int, events: int, kills: int, as_json: bool) -> N
     screen = demo_screen(as_json=as_json)
     stream = Stream(seed=seed, events=events)
     play = Play(Path(folder), stream, kills=kills, onceflow=_ONCEFLOW, tell=screen.show)
-    with _ended_by_signals():
+    with ended_by_signals():
         try:
             verdict = play.perform()
             screen.show({"event": "next", "commands": next_commands(play.folder)})
@@ -75,7 +75,7 @@ def command(folder: str, seed: int, events: int, kills: int, as_json: bool) -> N
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def ended_by_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP end all that was started, as Ctrl-C does."""
 
     def end(number: int, _: object) -> None:

@@ -40,7 +40,7 @@ class Run:
     """`onceflow run …` in the background. Leaving the block ends it and all that it started."""
 
     def __init__(self, command: list[str], folder: Path, scratch: Path) -> None:
-        _adopt_orphans()
+        adopt_orphans()
         scratch.mkdir(exist_ok=True)
         self._said = folder / "run.err"
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -48,7 +48,7 @@ class Run:
             self._process = subprocess.Popen(
                 command,
                 cwd=folder,
-                env=_environment(scratch),
+                env=scratch_environment(scratch),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -100,22 +100,22 @@ class Run:
         """`kill -9` of the supervisor, the driver, its JVM and its Python workers, all at once."""
         if self._process.returncode is not None:
             return []
-        family = _family({self._process.pid})
+        alive = family({self._process.pid})
         self._process.kill()  # first: it would start the driver again
         if driver is not None:
             _signal_group(driver, signal.SIGKILL)
         ended = [Ended(self._process.pid, "onceflow run", "")]
-        while family:
-            for pid in family:
+        while alive:
+            for pid in alive:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self._process.wait()
             # Parents first: their end makes us the parent of their children.
             ended += [
                 Ended(pid, "driver" if pid == driver else what, _wait_for(pid))
-                for pid, what in family.items()
+                for pid, what in alive.items()
             ]
-            family = _family({process.pid for process in ended})  # born meanwhile
+            alive = family({process.pid for process in ended})  # born meanwhile
         ended[0] = replace(ended[0], how=death(self._process.wait()))
         return ended
 
@@ -135,7 +135,7 @@ def _signal_group(leader: int, number: signal.Signals) -> None:
         os.killpg(leader, number)
 
 
-def _environment(scratch: Path) -> dict[str, str]:
+def scratch_environment(scratch: Path) -> dict[str, str]:
     """A JVM that is killed leaves its temporary files: in `scratch`, where we can remove them."""
     given = os.environ.get("JDK_JAVA_OPTIONS", "")
     return {
@@ -148,15 +148,15 @@ def _environment(scratch: Path) -> dict[str, str]:
 # ---------------------------------------------------------------- who belongs to whom
 
 
-def _adopt_orphans() -> None:
+def adopt_orphans() -> None:
     """What a killed child leaves becomes a child of ours, and we are told how it ended."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def _family(roots: set[int]) -> dict[int, str]:
+def family(roots: set[int]) -> dict[int, str]:
     """The driver, its JVM and its workers, parents first. Empty where there is no /proc."""
-    everybody = _processes()
+    everybody = processes()
     found: dict[int, str] = {}
     parents = roots
     while parents:
@@ -171,7 +171,7 @@ def _family(roots: set[int]) -> dict[int, str]:
     return found
 
 
-def _processes() -> dict[int, tuple[int, int, str]]:
+def processes() -> dict[int, tuple[int, int, str]]:
     """pid -> (parent, session, name), without those that have ended and wait to be reaped."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -192,7 +192,7 @@ def _wait_for(pid: int) -> str:
             if found:
                 return death(os.waitstatus_to_exitcode(status))
         except ChildProcessError:
-            if pid not in _processes():
+            if pid not in processes():
                 return ""
         time.sleep(0.01)
     return "is still there"

@@ -48,8 +48,8 @@ def main() -> None:
     options = _options()
     die_with_parent()
     faults.arm_from_environment()
-    _keep_libraries_quiet()
-    tell, stop = _Teller(options.events), Stop()
+    keep_libraries_quiet()
+    tell, stop = Teller(options.events), Stop()
     code = live(options, tell, stop)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -68,7 +68,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-class _Teller:
+class Teller:
     def __init__(self, fd: int) -> None:
         self._file = os.fdopen(fd, "w", buffering=1)
 
@@ -256,7 +256,7 @@ def send_to_workers(file: str) -> None:
 # ---------------------------------------------------------------- the process
 
 
-def _keep_libraries_quiet() -> None:
+def keep_libraries_quiet() -> None:
     """They log stack traces of errors that we tell in one line."""
     for name in ("py4j", "DataFrameQueryContextLogger", "SQLQueryContextLogger"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
@@ -274,10 +274,15 @@ def find_jvm() -> int | None:
     return None
 
 
-def die_with_parent() -> None:
-    """The kernel kills us when our parent ends; where it can't, the end of stdin tells us."""
+def killed_with_parent() -> None:
+    """The kernel kills us when our parent ends, where it can."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def die_with_parent() -> None:
+    """Where the kernel can't kill us with our parent, the end of stdin tells us."""
+    killed_with_parent()
 
     def watch() -> None:
         while os.read(0, 1):

@@ -1,0 +1,156 @@
+"""`onceflow verify`"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from onceflow.cli.demo import ended_by_signals
+from onceflow.cli.output import json_option
+from onceflow.cli.verify_screen import verify_screen
+from onceflow.errors import JobError
+
+if TYPE_CHECKING:
+    from onceflow.verify.runner import Settings
+
+_FAULTS = 40
+
+
+@click.command("verify")
+@click.argument("job", metavar="[JOB.py[:name]]", required=False)
+@click.option("--seed", default=1, show_default=True, help="The same seed gives the same schedule.")
+@click.option(
+    "--faults",
+    type=click.IntRange(min=1),
+    show_default=f"{_FAULTS}, or one a second of --duration",
+    help="How many faults strike.",
+)
+@click.option("--duration", metavar="TIME", help='No fault strikes later, such as "10 min".')
+@click.option("--fault", "kinds", metavar="KIND", multiple=True, help="Only faults of this kind.")
+@click.option("--at", "points", metavar="POINT", multiple=True, help="Only at this fault point.")
+@click.option("--jobs", metavar="NAMES", default="", help="Only these built-in jobs: echo,sum.")
+@click.option("--sinks", metavar="NAMES", default="", help="Only these sinks: files,sqlite,log.")
+@click.option("--input", "recorded", metavar="LOG", help="A recorded log as the input of JOB.py.")
+@click.option(
+    "--master",
+    type=click.Choice(["local", "cluster"]),
+    default="local",
+    show_default=True,
+    help="cluster: a standalone cluster that is started here, and ended.",
+)
+@click.option("--report", metavar="FILE.html", help="Write a report that needs nothing but itself.")
+@click.option("--keep", metavar="FOLDER", help="Run there, and keep all that was written.")
+@json_option
+def command(  # noqa: PLR0917 - one parameter for each option
+    job: str | None, seed: int, faults: int | None, duration: str | None, kinds: tuple[str, ...],
+    points: tuple[str, ...], jobs: str, sinks: str, recorded: str | None, master: str,
+    report: str | None, keep: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Break a job in every way we know, and count.
+
+    Without JOB.py the built-in jobs run. Each gets numbered rows while its driver is killed,
+    frozen and replaced, its files are lost and damaged, its tasks fail. Then what its targets hold
+    is compared with the truth, row by row.
+
+    Exit code 0: valid. 1: invalid. 3: unknown, because a check could not be made.
+    """
+    from onceflow.verify.runner import Runner
+
+    if report is not None and not Path(report).absolute().parent.is_dir():
+        raise JobError(f"there is no folder for {report}", hint="create it, or name another file")
+    screen = verify_screen(as_json=as_json)
+    folder = Path(keep or tempfile.mkdtemp(prefix="onceflow-verify-")).absolute()
+    with ended_by_signals():
+        try:
+            settings = _settings(
+                folder, job, seed, faults, duration, kinds, points, jobs, sinks, recorded, master
+            )
+            result = Runner(settings, screen.show).run()
+            if report is not None:
+                from onceflow.verify.report import html
+
+                Path(report).write_text(html(result.as_json()))
+                screen.show({"event": "report", "path": report})
+            if keep is not None:
+                (folder / "result.json").write_text(json.dumps(result.as_json(), indent=1) + "\n")
+        except BrokenPipeError:  # nobody reads any more
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(128 + signal.SIGPIPE)
+        finally:
+            screen.close()
+            if keep is None:
+                shutil.rmtree(folder, ignore_errors=True)
+    sys.exit(130 if result.interrupted else result.exit_code)
+
+
+def _settings(  # noqa: PLR0917 - one parameter for each option
+    folder: Path, job: str | None, seed: int, faults: int | None, duration: str | None,
+    kinds: tuple[str, ...], points: tuple[str, ...], jobs: str, sinks: str, recorded: str | None,
+    master: str,
+) -> Settings:  # fmt: skip
+    from onceflow.job import milliseconds
+    from onceflow.testing.faults import POINTS
+    from onceflow.verify.jobs import JOBS, SINKS, cases
+    from onceflow.verify.runner import Settings
+    from onceflow.verify.schedule import KINDS
+
+    seconds = None if duration is None else milliseconds(duration) / 1000
+    faults = faults or (_FAULTS if seconds is None else max(1, round(seconds)))
+    names, places = _names(jobs), _names(sinks)
+    _refuse_unknown("--fault", kinds, list(KINDS))
+    _refuse_unknown("--at", points, list(POINTS))
+    _refuse_unknown("--jobs", names, list(JOBS))
+    _refuse_unknown("--sinks", places, list(SINKS))
+    if job is not None and (names or places):
+        raise JobError("--jobs and --sinks choose among the built-in jobs", hint="leave them out")
+    if job is None and recorded is not None:
+        raise JobError("--input is for a job of yours", hint="onceflow verify JOB.py --input LOG")
+    chosen = cases(faults, names, places) if job is None else []
+    if job is None and not chosen:
+        raise JobError(f"no job of {jobs} can have {sinks}", hint="name other sinks")
+    return Settings(
+        folder=folder,
+        seed=seed,
+        faults=faults,
+        kinds=kinds or tuple(KINDS),
+        points=points,
+        cases=tuple(chosen),
+        duration=seconds,
+        master=master,
+        command=_command(),
+        job=job,
+        recorded=recorded,
+        mutant=os.environ.get("ONCEFLOW_MUTANT", ""),
+    )
+
+
+def _command() -> str:
+    """The same again, without what only says where results go."""
+    given, kept = iter(sys.argv[1:]), []
+    for argument in given:
+        name = argument.partition("=")[0]
+        if name in ("--report", "--keep"):
+            if "=" not in argument:
+                next(given, None)
+        elif argument != "--json":
+            kept.append(argument)
+    return shlex.join(["onceflow", *kept])
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _refuse_unknown(option: str, names: tuple[str, ...], known: list[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise JobError(f"{option}: there is no {name!r}", hint=f"use {', '.join(known)}")

@@ -1,0 +1,1 @@
+"""`onceflow verify`: a job under faults, and a checker that trusts none of onceflow's readers."""

@@ -1,0 +1,45 @@
+"""A small file system of its own for a case, so that its disk can be full."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from onceflow.errors import SetupError
+
+_SIZE = "64m"
+
+
+def can_mount(folder: Path) -> bool:
+    place = folder / "can-mount"
+    place.mkdir()
+    try:
+        with disk_of(place):
+            return True
+    except SetupError:
+        return False
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def disk_of(folder: Path) -> Iterator[None]:
+    """A small file system at `folder`. What is on it is kept when it goes."""
+    folder.mkdir(exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        raise SetupError(f"a tmpfs cannot be mounted at {folder}", hint="run it as root")
+    try:
+        yield
+    finally:
+        kept = folder.with_name(f"{folder.name}.kept")
+        try:
+            shutil.copytree(folder, kept, symlinks=True)
+        finally:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
+        folder.rmdir()
+        kept.rename(folder)

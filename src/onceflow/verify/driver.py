@@ -1,0 +1,157 @@
+"""A driver of `onceflow verify`: its Spark starts ahead of time, then it lives as it is told to.
+
+It runs a job by the code of `onceflow run`'s driver. Orders come as JSON lines on standard input:
+
+    {"do": "live", "job": …, "folder": …, "environment": {…}, …}   one life, from open to its end
+    {"do": "declare", "job": …, "folder": …, "schemas": {…}}       what the job reads and writes
+    {"do": "arm", "fault": "epoch.decided:kill:2"}                 in the life that runs now
+    {"do": "stop"}                                                 at the end of the epoch
+
+What happens goes to the pipe `--events`: what `onceflow run` tells, and how each life ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from onceflow.errors import JobError
+from onceflow.flow import Flow
+from onceflow.job import load
+from onceflow.log.embedded import EmbeddedLog
+from onceflow.runtime.complaint import complaint
+from onceflow.runtime.driver import (
+    Stop,
+    Teller,
+    find_jvm,
+    keep_libraries_quiet,
+    killed_with_parent,
+    live,
+)
+from onceflow.session import get_session
+from onceflow.sources import Log
+from onceflow.testing import faults
+from onceflow.verify import mutants
+
+Order = dict[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="onceflow-verify-driver")
+    parser.add_argument("--master", required=True)
+    parser.add_argument("--settings", type=json.loads, default={})
+    parser.add_argument("--log", type=Path, required=True)
+    parser.add_argument("--events", type=int, required=True)
+    options = parser.parse_args()
+    killed_with_parent()
+    keep_libraries_quiet()
+    tell, orders = Teller(options.events), _Orders()
+    spark = get_session(options.master, options.settings, log=options.log)
+    jvm, conf = find_jvm(), spark.sparkContext.getConf()
+    address = f"{conf.get('spark.driver.host')}:{conf.get('spark.driver.port')}"
+    tell("ready", jvm=jvm, address=address, spark=spark.version)
+    while True:
+        order = orders.lives.get()
+        if order["do"] == "declare":
+            _declare(order, spark, tell)
+            continue
+        code = _live(order, options.master, tell, orders.stop)
+        tell("life", code=code)
+        if jvm is None or _has_ended(jvm):  # it can't have another life
+            os._exit(code)
+
+
+def _has_ended(child: int) -> bool:
+    try:
+        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
+def _live(order: Order, master: str, tell: Teller, stop: Stop) -> int:
+    os.environ.update(order["environment"])
+    os.chdir(order["folder"])
+    faults.disarm()
+    faults.arm_from_environment()
+    mutants.install_from_environment()
+    asked = argparse.Namespace(
+        job=order["job"], home="home", master=master, every=order.get("every"), once=False,
+        take_over=order["take_over"],
+    )  # fmt: skip
+    stop.clear()
+    return live(asked, tell, stop)
+
+
+def _declare(order: Order, spark: Any, tell: Teller) -> None:
+    os.chdir(order["folder"])
+    try:
+        job = load(order["job"])
+        flow = _Declared(spark, order["schemas"])
+        job.declare(flow)
+        tell("declared", sources=flow.found, outputs=list(flow.outputs()))
+    except (Exception, SystemExit) as error:  # the edge: what the job or Spark raised
+        said = complaint(error, Path(order["job"].partition(":")[0]))
+        tell("declared", error=said.as_json())
+
+
+class _Declared(Flow):
+    """Finds the logs that a job reads; one that is not there is created."""
+
+    def __init__(self, spark: Any, schemas: dict[str, str]) -> None:
+        super().__init__(spark)
+        self.found: dict[str, dict[str, str]] = {}
+        self._schemas = schemas
+
+    def read(self, name: str, source: Any) -> Any:
+        kind = "log" if isinstance(source, Log) else str(source)
+        path = str(getattr(source, "path", ""))
+        self.found[name] = {"kind": kind, "path": path}
+        if kind == "log" and not Path(path).is_relative_to(Path.cwd()):
+            raise JobError(
+                f"source {name!r} reads {path}, and verify runs the job in a folder of its own",
+                hint="make the path relative: it is taken from the working directory",
+            )
+        schema = self._schemas.get(name, self._schemas.get("", ""))
+        if kind == "log" and schema and not os.path.exists(path):
+            EmbeddedLog.create(path, schema)
+        return super().read(name, source)
+
+    def outputs(self) -> Iterator[dict[str, Any]]:
+        for query, declared in self.queries.items():
+            for output, sink in declared.outputs.items():
+                yield {"query": query, "output": output, "sink": str(sink), "mode": declared.mode,
+                       "target": sink.target()}  # fmt: skip
+
+
+class _Orders:
+    """Hears orders in a thread of its own; ends the process when nobody can give any."""
+
+    def __init__(self) -> None:
+        self.lives: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self.stop = Stop()
+        threading.Thread(target=self._hear, daemon=True).start()
+
+    def _hear(self) -> None:
+        for line in sys.stdin:
+            order = json.loads(line)
+            match order["do"]:
+                case "live" | "declare":
+                    self.lives.put(order)
+                case "arm":
+                    faults.disarm()
+                    os.environ["ONCEFLOW_FAULT"] = order["fault"]
+                    faults.arm_from_environment()
+                case "stop":
+                    self.stop.set()
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""The producer: appends an input to its logs, commit by commit, whatever happens to the job."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from onceflow.errors import DiskFull
+from onceflow.log.embedded import EmbeddedLog
+from onceflow.verify.workload import SCHEMA, Row, Workload, table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_PRODUCER = "verify"
+_PAUSE = 0.2  # seconds from commit to commit, and before an append is tried again
+
+
+class Input(Protocol):
+    """Rows for the logs of a job: the same commits at every call."""
+
+    @property
+    def logs(self) -> dict[str, dict[str, Any]]:
+        """Path of each log -> how it is created."""
+
+    def commit(self, number: int) -> dict[str, pa.Table] | None:
+        """What each log gets in this commit. None: there is nothing more."""
+
+    def last(self, number: int) -> dict[str, pa.Table]:
+        """What each log gets when the input ends here, if anything."""
+
+
+class BuiltIn:
+    """The rows of a seed, and at the end one that closes every window."""
+
+    logs: dict[str, dict[str, Any]] = {"in": {"schema": SCHEMA, "partitions": 2, "key": ["key"]}}  # noqa: RUF012 - never changed
+
+    def __init__(self, seed: int, *, size: int = 20) -> None:
+        self._workload, self._size = Workload(seed), size
+
+    def commit(self, number: int) -> dict[str, pa.Table] | None:
+        first = number * self._size
+        return {"in": table(self._workload.row(n) for n in range(first, first + self._size))}
+
+    def last(self, number: int) -> dict[str, pa.Table]:
+        return {"in": table([self._workload.closing(number * self._size)])}
+
+    def rows(self, commits: int) -> Iterator[Row]:
+        """All rows of an input that ended after so many commits, in their order."""
+        for number in range(commits * self._size):
+            yield self._workload.row(number)
+        yield self._workload.closing(commits * self._size)
+
+
+class Feed(threading.Thread):
+    """Appends from its start until `end`, however often an append has to be tried."""
+
+    def __init__(
+        self, folder: Path, source: Input, *, pause: float = _PAUSE, most: int | None = None
+    ) -> None:
+        """`most`: so many commits, however long it takes until `end`."""
+        super().__init__(name="onceflow verify feed", daemon=True)
+        self.full = threading.Event()  # nothing more comes before `end`
+        self.commits = self.rows = 0
+        self.retried = 0  # appends that were tried again
+        self.failure: BaseException | None = None
+        self._input, self._pause, self._most = source, pause, most
+        self._logs = {
+            path: EmbeddedLog.create(folder / path, **how) for path, how in source.logs.items()
+        }
+        self._end = threading.Event()
+        self._abandoned = False
+
+    def run(self) -> None:
+        try:
+            while self.commits != self._most and not self._end.wait(self._pause):
+                tables = self._input.commit(self.commits)
+                if tables is None:
+                    break
+                self._append(tables)
+                self.commits += 1
+            self.full.set()
+            self._end.wait()
+            if not self._abandoned:
+                self._append(self._input.last(self.commits))
+        except BaseException as error:  # told by `end`
+            self.failure = error
+
+    def end(self) -> None:
+        """Append what ends the input, and wait for it."""
+        self._end.set()
+        self.join()
+        if self.failure is not None:
+            raise self.failure
+
+    def abandon(self) -> None:
+        """Append nothing more."""
+        self._abandoned = True
+        self._end.set()
+        self.join()
+
+    def heads(self) -> dict[str, list[int]]:
+        """The next offsets of each log."""
+        return {path: list(log.refresh().view.next) for path, log in self._logs.items()}
+
+    def _append(self, tables: dict[str, pa.Table]) -> None:
+        for path, rows in tables.items():
+            while not self._abandoned:
+                try:
+                    self._logs[path].append(rows, producer=_PRODUCER, sequence=self.commits)
+                    break
+                except DiskFull:
+                    self.retried += 1
+                    self._end.wait(_PAUSE)
+            self.rows += rows.num_rows

@@ -1,0 +1,170 @@
+"""The built-in jobs as the checker knows them: their targets, and the truth of each.
+
+The truth is computed record by record in plain Python from the rows that were appended; nothing
+of it comes from Spark or from onceflow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from onceflow.verify.targets import Row, Target
+from onceflow.verify.workload import BEGIN, DELAY, WINDOW
+from onceflow.verify.workload import Row as Input
+
+FILE = Path(__file__).with_name("matrix.py")
+SINKS = ("files", "sqlite", "log")
+_FAULTS_A_CASE = 5
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What an output must hold in the end, and what may be seen of it on the way."""
+
+    rows: Counter[Row]
+    versions: frozenset[Row] | None = None  # update mode: every row that may ever be seen
+    total: Row | None = None  # the sums of its columns are known, its rows are not
+
+
+@dataclass(frozen=True)
+class BuiltInJob:
+    """A job of `matrix.py`."""
+
+    name: str
+    sinks: tuple[str, ...]
+    truth: Callable[[Iterable[Input]], dict[str, Truth]]
+    mode: str = "append"
+    key: tuple[str, ...] = ()
+    in_order: str = ""  # a column that grows within a key, epoch behind epoch
+    sources: tuple[str, ...] = ("rows",)
+
+    def targets(self, sinks: str, folder: Path) -> list[Target]:
+        if sinks == "all":
+            return [_target(f"result/{name}", name, folder, self) for name in SINKS]
+        return [_target("result/result", sinks, folder, self)]
+
+    def true(self, rows: Iterable[Input]) -> dict[str, Truth]:
+        """The truth of each output, by query/output."""
+        return {f"result/{output}": truth for output, truth in self.truth(rows).items()}
+
+
+def _target(output: str, kind: str, folder: Path, job: BuiltInJob) -> Target:
+    path = folder / "out" / ("out.db" if kind == "sqlite" else kind)
+    table = "result" if kind == "sqlite" else ""
+    return Target(output, kind, str(path), table, job.key, job.mode)
+
+
+# ---------------------------------------------------------------- the truth of each
+
+
+def _echo(rows: Iterable[Input]) -> dict[str, Truth]:
+    return {"result": Truth(Counter((r.number, r.id, r.key, r.value) for r in rows))}
+
+
+def _sum(rows: Iterable[Input]) -> dict[str, Truth]:
+    counts: dict[str, int] = defaultdict(int)
+    totals: dict[str, int] = defaultdict(int)
+    versions = set()
+    for r in rows:
+        counts[r.key] += 1
+        totals[r.key] += r.value
+        versions.add((r.key, counts[r.key], totals[r.key]))
+    last: Counter[Row] = Counter((key, counts[key], totals[key]) for key in counts)
+    return {"result": Truth(last, frozenset(versions))}
+
+
+def _windows(rows: Iterable[Input]) -> dict[str, Truth]:
+    counts: dict[tuple[int, str], int] = defaultdict(int)
+    totals: dict[tuple[int, str], int] = defaultdict(int)
+    newest = BEGIN
+    for r in rows:
+        newest = max(newest, r.at)
+        cell = (_begin(r.at), r.key)
+        counts[cell] += 1
+        totals[cell] += r.value
+    closed = _millis(newest - DELAY)
+    return {
+        "result": Truth(
+            Counter(
+                (begin, key, count, totals[begin, key])
+                for (begin, key), count in counts.items()
+                if begin + _length() <= closed
+            )
+        )
+    }
+
+
+def _distinct(rows: Iterable[Input]) -> dict[str, Truth]:
+    return {"result": Truth(Counter({(r.id, r.key, r.value) for r in rows}))}
+
+
+def _join(rows: Iterable[Input]) -> dict[str, Truth]:
+    first: dict[int, int] = {}
+    pairs: Counter[Row] = Counter()
+    for r in rows:
+        if not r.again:
+            first[r.id] = r.number
+        else:
+            pairs[r.id, r.key, first[r.id], r.number] += 1
+    return {"result": Truth(pairs)}
+
+
+def _several(rows: Iterable[Input]) -> dict[str, Truth]:
+    found: dict[str, Counter[Row]] = {name: Counter() for name in SINKS}
+    for r in rows:
+        name = SINKS[r.number % 3]
+        found[name][r.number, r.id, r.key, r.value, name] += 1
+    return {name: Truth(rows) for name, rows in found.items()}
+
+
+def _dice(rows: Iterable[Input]) -> dict[str, Truth]:
+    """How the die falls is not known, but every row is counted once."""
+    listed = list(rows)
+    return {"result": Truth(Counter(), total=(len(listed), sum(r.value for r in listed)))}
+
+
+def _millis(at: datetime) -> int:
+    return (at - datetime(1970, 1, 1, tzinfo=at.tzinfo)) // timedelta(milliseconds=1)
+
+
+def _length() -> int:
+    return WINDOW // timedelta(milliseconds=1)
+
+
+def _begin(at: datetime) -> int:
+    return _millis(at) // _length() * _length()
+
+
+JOBS = {
+    job.name: job
+    for job in (
+        BuiltInJob("echo", SINKS, _echo, in_order="number"),
+        BuiltInJob("sum", ("sqlite", "log"), _sum, "update", ("key",)),
+        BuiltInJob("windows", SINKS, _windows),
+        BuiltInJob("distinct", SINKS, _distinct),
+        BuiltInJob("join", SINKS, _join, sources=("first", "again")),
+        BuiltInJob("several", ("all",), _several),
+        BuiltInJob("dice", ("sqlite",), _dice, "update", ("face",)),
+    )
+}
+
+
+def cases(
+    faults: int, jobs: Sequence[str] = (), sinks: Sequence[str] = ()
+) -> list[tuple[str, str]]:
+    """Which jobs run with which sinks: every job, and as many sinks of each as there are faults
+    for; the first of a job is another sink for each job."""
+    wanted = [JOBS[name] for name in jobs] or list(JOBS.values())
+    allowed = {*sinks} or {*SINKS}
+    allowed |= {"all"} if allowed == {*SINKS} else set()
+    rounds: list[list[tuple[str, str]]] = [[] for _ in SINKS]
+    for number, job in enumerate(wanted):
+        have = [s for s in job.sinks if s in allowed]
+        for turn in range(len(have)):
+            rounds[turn].append((job.name, have[(number + turn) % len(have)]))
+    found = [case for turn in rounds for case in turn]
+    return found if sinks else found[: max(len(wanted), faults // _FAULTS_A_CASE)]

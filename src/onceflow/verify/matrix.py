@@ -1,0 +1,133 @@
+"""The built-in jobs of `onceflow verify`, as a job file.
+
+They read the log `in` of the working directory and write under `out`. `ONCEFLOW_VERIFY_SINKS`
+names the sink: files, sqlite, log, or all for the job that has several outputs.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from onceflow import Flow, job, sinks
+from onceflow.sinks.base import Sink
+from onceflow.sources import Log
+
+DELAY, WINDOW = "10 seconds", "10 seconds"
+SETTINGS: Any = {"every": "0ms", "keep_epochs": 3}  # names are freed early and often
+
+
+class Files(sinks.Files):
+    """Rolls up early and often."""
+
+    roll_up_every = 8
+
+
+def target(*, key: str = "", sink: str = "") -> Sink:
+    match sink or os.environ.get("ONCEFLOW_VERIFY_SINKS", "files"):
+        case "files":
+            return Files("out/files")
+        case "sqlite":
+            return sinks.Sqlite("out/out.db", table="result", key=key or ())
+        case _:
+            return sinks.Log("out/log", key=key or "key", partitions=2)
+
+
+def read(flow: Flow, name: str = "rows") -> DataFrame:
+    rows = flow.read(name, Log("in"))
+    rows = rows.drop("_partition", "_offset", "_appended_at")
+    return rows.mapInArrow(tripwire(os.path.abspath("tripwires")), rows.schema)
+
+
+def tripwire(folder: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """A task that finds a wire takes it away and stumbles in the middle of its rows."""
+
+    def rows(batches: Iterator[Any]) -> Iterator[Any]:
+        import os
+        import time
+
+        for batch in batches:
+            half = batch.num_rows // 2
+            yield batch.slice(0, half)
+            for name in os.listdir(folder) if half and os.path.isdir(folder) else ():
+                try:
+                    os.rename(f"{folder}/{name}", f"{folder}.hit/{name}")
+                except FileNotFoundError:
+                    continue  # another task was first
+                if name.startswith("fail"):
+                    raise RuntimeError("this attempt fails half way")
+                time.sleep(float(name.partition("-")[2]))
+            yield batch.slice(half)
+
+    return rows
+
+
+@job("echo", **SETTINGS)
+def echo(flow: Flow) -> None:
+    """Rows as they come."""
+    flow.write("result", read(flow).select("number", "id", "key", "value"), to=target())
+
+
+@job("sum", **SETTINGS)
+def running_sum(flow: Flow) -> None:
+    """For each key a running count and sum, in update mode."""
+    sums = read(flow).groupBy("key").agg(
+        F.count("*").alias("count"), F.sum("value").alias("total")
+    )  # fmt: skip
+    flow.write("result", sums, to=target(key="key"), mode="update")
+
+
+@job("windows", **SETTINGS)
+def windows(flow: Flow) -> None:
+    """Rows and their sum for each window and key, once the watermark has passed it."""
+    counts = (
+        read(flow).withWatermark("at", DELAY)
+        .groupBy(F.window("at", WINDOW), "key")
+        .agg(F.count("*").alias("count"), F.sum("value").alias("total"))
+        .select(F.unix_millis("window.start").alias("begin"), "key", "count", "total")
+    )  # fmt: skip
+    flow.write("result", counts, to=target())
+
+
+@job("distinct", **SETTINGS)
+def distinct(flow: Flow) -> None:
+    """Each id once."""
+    first = read(flow).withWatermark("at", DELAY).dropDuplicatesWithinWatermark(["id"])
+    flow.write("result", first.select("id", "key", "value"), to=target())
+
+
+@job("join", **SETTINGS)
+def join(flow: Flow) -> None:
+    """Each row that comes again, with the first one of its id."""
+    first = read(flow, "first").where("not again").withWatermark("at", DELAY)
+    again = read(flow, "again").where("again").withWatermark("at", DELAY)
+    left = first.select("id", "key", "at", F.col("number").alias("first"))
+    right = again.select(
+        F.col("id").alias("id2"), F.col("at").alias("at2"), F.col("number").alias("again")
+    )
+    near = F.expr("id = id2 and at2 between at - interval 5 seconds and at + interval 5 seconds")
+    pairs = left.join(right, near).select("id", "key", "first", "again")
+    flow.write("result", pairs, to=target())
+
+
+@job("several", **SETTINGS)
+def several(flow: Flow) -> None:
+    """Rows as they come, to three outputs that are decided together."""
+    rows = read(flow).select("number", "id", "key", "value")
+    outputs = ("files", "sqlite", "log")
+    routed = rows.withColumn("outcome", F.array(*map(F.lit, outputs))[F.col("number") % 3])
+    to = {name: target(sink=name) for name in outputs}
+    flow.write("result", routed, to=to, by="outcome")
+
+
+@job("dice", **SETTINGS)
+def dice(flow: Flow) -> None:
+    """Rows by the throw of a die of many faces, which falls otherwise at every evaluation."""
+    rows = read(flow)
+    throw = F.floor(F.rand() * 5000)
+    sums = rows.withColumn("face", throw.cast("long")).groupBy("face").agg(
+        F.count("*").alias("count"), F.sum("value").alias("total")
+    )  # fmt: skip
+    flow.write("result", sums, to=target(key="face"), mode="update")

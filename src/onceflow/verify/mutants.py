@@ -1,0 +1,244 @@
+"""Wrong protocols, to see that `onceflow verify` notices. For our tests only.
+
+`ONCEFLOW_MUTANT=name` installs one in the drivers of `onceflow verify`; nothing else reads it. Each
+takes one sentence of the protocol away.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+MUTANTS: dict[str, Callable[[], None]] = {}
+
+
+_replaced: list[tuple[Any, str, Any]] = []
+
+
+def install_from_environment() -> None:
+    """The mutant that is asked for, or none, instead of what was installed before."""
+    while _replaced:
+        setattr(*_replaced.pop())
+    name = os.environ.get("ONCEFLOW_MUTANT", "")
+    if name:
+        MUTANTS[name]()
+
+
+def _mutant(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    def listed(install: Callable[[], None]) -> Callable[[], None]:
+        MUTANTS[name] = install
+        return install
+
+    return listed
+
+
+def _put(where: Any, **what: Any) -> None:
+    for name, value in what.items():
+        _replaced.append((where, name, getattr(where, name)))
+        setattr(where, name, value)
+
+
+@_mutant("publish-before-deciding")
+def _publish_before_deciding() -> None:
+    from onceflow.epoch import Epochs
+    from onceflow.epoch_log import EpochLog
+
+    decide, publish = EpochLog.decide, Epochs._publish
+    put_off: list[Any] = []
+
+    def later(_: EpochLog, decision: Any) -> None:
+        put_off.append(decision)
+
+    def first(self: Epochs, name: str, sink: Any, decision: Any) -> None:
+        publish(self, name, sink, decision)
+        if put_off and name == list(self.declared.outputs)[-1]:
+            decide(self.log, put_off.pop())
+
+    _put(EpochLog, decide=later)
+    _put(Epochs, _publish=first)
+
+
+@_mutant("skip-the-ledger")
+def _skip_the_ledger() -> None:
+    _judge_by(lambda ledger, publication, target: True)
+
+
+@_mutant("ignore-the-term")
+def _ignore_the_term() -> None:
+    """In the ledgers and in the epoch log."""
+    from dataclasses import replace
+
+    from onceflow.epoch_log import EpochLog
+    from onceflow.ledger import Outcome, judge
+
+    _judge_by(
+        lambda ledger, publication, target: (
+            judge(replace(ledger, term=0), publication, target) is Outcome.PUBLISHED
+        )
+    )
+
+    def check(self: EpochLog) -> None:
+        self._log.catch_up(self._view)
+
+    _put(EpochLog, check=check)
+
+
+def _judge_by(goes_on: Callable[[Any, Any, str], bool]) -> None:
+    from onceflow import commits
+    from onceflow.ledger import Outcome
+    from onceflow.sinks import sqlite
+
+    def judge(ledger: Any, publication: Any, target: str) -> Outcome:
+        on = goes_on(ledger, publication, target)
+        return Outcome.PUBLISHED if on else Outcome.ALREADY_PUBLISHED
+
+    _put(commits, judge=judge)
+    _put(sqlite, judge=judge)
+
+
+@_mutant("ledger-in-another-transaction")
+def _ledger_in_another_transaction() -> None:
+    from onceflow.ledger import Outcome, Publication, judge
+    from onceflow.sinks.sqlite import Sqlite
+    from onceflow.testing.faults import reach
+
+    def publish(self: Sqlite, publication: Publication) -> Outcome:
+        with self._writing() as db:
+            ledger = self._ledger(db, publication.output)
+            if judge(ledger, publication, str(self)) is Outcome.ALREADY_PUBLISHED:
+                return Outcome.ALREADY_PUBLISHED
+            self._write(db, publication)
+        reach("sqlite.written")
+        with self._writing() as db:
+            db.execute(
+                "UPDATE _onceflow_ledger SET lineage = ?, epoch = ?, decision = ? WHERE output = ?",
+                (publication.lineage, publication.epoch, publication.decision, publication.output),
+            )
+        return Outcome.PUBLISHED
+
+    _put(Sqlite, publish=publish)
+
+
+@_mutant("drop-a-partition")
+def _drop_a_partition() -> None:
+    from onceflow.staging import Stager
+
+    stage = Stager.stage
+
+    def dropped(self: Stager, batch: Any, *rest: Any) -> Any:
+        return stage(self, batch.where("spark_partition_id() <> 0"), *rest)
+
+    _put(Stager, stage=dropped)
+
+
+@_mutant("sweep-a-decided-file")
+def _sweep_a_decided_file() -> None:
+    from onceflow.epoch import Epochs
+
+    publish_last = Epochs._publish_last
+
+    def swept(self: Epochs) -> None:
+        self._sweep_staged()
+        publish_last(self)
+
+    _put(Epochs, _publish_last=swept)
+
+
+@_mutant("sweep-before-fencing")
+def _sweep_before_fencing() -> None:
+    from onceflow.epoch import Epochs
+
+    refuse = Epochs._refuse_other_columns
+
+    def swept(self: Epochs) -> None:
+        refuse(self)
+        outputs = self.log.last.outputs.values() if self.log.last else ()
+        decided = [self._staged(file) for output in outputs for file in output.files]
+        for folder in self.query.staged.glob("*-*-*-*"):
+            if not any(path.is_relative_to(folder) for path in decided):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    _put(Epochs, _refuse_other_columns=swept)
+
+
+@_mutant("no-fence-entry")
+def _no_fence_entry() -> None:
+    from onceflow.epoch_log import EpochLog
+
+    def fence(self: EpochLog, term: int, facts: dict[str, Any]) -> None:
+        self._log.catch_up(self._view)
+        self._term = self._view.term = term
+        self._stood = self._view.position
+
+    _put(EpochLog, fence=fence)
+
+
+@_mutant("evaluate-again")
+def _evaluate_again() -> None:
+    """Recovery publishes what was decided and lets Spark run the epoch again for its state."""
+    from onceflow.epoch import Epochs
+
+    _leave_spark_alone()
+    run = Epochs._run
+
+    def again(self: Epochs, batch: Any, epoch: int) -> None:
+        if epoch <= self._last_epoch:
+            batch.write.format("noop").mode("overwrite").save()
+        else:
+            run(self, batch, epoch)
+
+    _put(Epochs, _run=again)
+
+
+@_mutant("decision-without-offsets")
+def _decision_without_offsets() -> None:
+    """An epoch whose number is decided is taken for done, whatever range Spark planned for it."""
+    from onceflow.epoch import Epochs
+    from onceflow.epoch_log import Decision
+
+    _leave_spark_alone()
+    run = Epochs._run
+
+    def by_number(self: Epochs, batch: Any, epoch: int) -> None:
+        if epoch > self._last_epoch:
+            _forget_start(self.log.last)
+            run(self, batch, epoch)
+
+    def _forget_start(last: Decision | None) -> None:
+        if last is not None:
+            object.__setattr__(last, "end", _Anything())
+
+    _put(Epochs, _run=by_number)
+
+
+class _Anything(dict[str, Any]):
+    """Equal to whatever it is compared with."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = None
+
+
+def _leave_spark_alone() -> None:
+    from onceflow.epoch import Epochs
+
+    _put(Epochs, _make_spark_agree=lambda self: None)
+
+
+@_mutant("prune-without-a-roll-up")
+def _prune_without_a_roll_up() -> None:
+    from onceflow.epoch_log import EpochLog
+
+    def prune(self: EpochLog, *, keep: int, slack: int) -> bool:
+        decisions = self._view.decisions
+        for number in range(1, decisions[-keep - 1][0] if len(decisions) > keep + slack else 1):
+            self._log.store.delete(self._log.entry_name(number))
+        return False
+
+    _put(EpochLog, roll_up=prune)

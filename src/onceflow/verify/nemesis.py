@@ -1,0 +1,347 @@
+"""Carries out the faults of a schedule on a play. What each one is, `schedule.KINDS` says."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from onceflow.demo.processes import processes
+from onceflow.runtime.complaint import death
+from onceflow.verify.checker import Violation
+from onceflow.verify.drivers import Driver
+from onceflow.verify.play import Life, Play, Struck
+from onceflow.verify.schedule import Fault
+
+_REACH_WITHIN = 40.0  # seconds until an armed point is reached, or a wire is found
+_END_WITHIN = 120.0  # seconds until a driver has ended whose JVM is gone, or that was fenced
+_AWAKE_FOR = 8.0  # seconds that a zombie has before its successor goes on
+_DAMAGED = 7
+
+
+def strike(play: Play, fault: Fault, struck: Struck) -> None:
+    """Returns when the fault has struck, or could not. The play waits for the recovery."""
+    _ACTS[fault.kind](play, fault, struck)
+
+
+def _at_work(play: Play, fault: Fault) -> None:
+    """Some moment in the middle of a life: the play has seen an epoch of it."""
+    play.wait(lambda: False, fault.after)
+
+
+def _end_now(play: Play) -> None:
+    """The driver, its JVM and its workers: what comes next is done to files at rest."""
+    assert play.driver is not None
+    play.driver.end()
+    play.turn()
+
+
+# ---------------------------------------------------------------- kills
+
+
+def _kill_driver(play: Play, fault: Fault, struck: Struck) -> None:
+    _at_work(play, fault)
+    assert play.driver is not None
+    os.kill(play.driver.pid, signal.SIGKILL)
+    _killed(play, struck, f"driver {play.driver.pid}")
+
+
+def _kill_jvm(play: Play, fault: Fault, struck: Struck) -> None:
+    _at_work(play, fault)
+    driver = play.driver
+    assert driver is not None
+    assert driver.jvm is not None
+    os.kill(driver.jvm, signal.SIGKILL)
+    play.hit(struck, f"JVM {driver.jvm}, after epoch {_epoch(play)}")
+    if not play.wait(lambda: driver.gone() is not None, _END_WITHIN):
+        play.violations.append(
+            Violation("stuck", play.case.name, f"driver {driver.pid} does not notice its JVM's end")
+        )
+        driver.end()
+
+
+def _kill_worker(play: Play, fault: Fault, struck: Struck) -> None:
+    _at_work(play, fault)
+    assert play.driver is not None
+    workers = play.driver.workers()
+    for pid in workers:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    if workers:
+        play.hit(struck, f"{len(workers)} Python workers, after epoch {_epoch(play)}")
+    else:
+        struck.what = "there were no Python workers"
+
+
+def _kill_executor(play: Play, fault: Fault, struck: Struck) -> None:
+    _at_work(play, fault)
+    pids = executors(play)
+    if pids:
+        os.kill(pids[0], signal.SIGKILL)
+        play.hit(struck, f"executor {pids[0]}, after epoch {_epoch(play)}")
+    else:
+        struck.what = "there was no executor"
+
+
+def executors(play: Play) -> list[int]:
+    """The executors that work for the driver of the play now."""
+    found = []
+    assert play.driver is not None
+    for pid, (_, _, name) in processes().items():
+        if name == "java":
+            with suppress(OSError):
+                said = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+                if "--driver-url" in said and play.driver.serves(
+                    said[said.index("--driver-url") + 1]
+                ):
+                    found.append(pid)
+    return found
+
+
+def _kill_point(play: Play, fault: Fault, struck: Struck) -> None:
+    driver = _arm(play, fault, "kill")
+    if play.wait(lambda: driver.gone() is not None, _REACH_WITHIN):
+        _killed(play, struck, f"driver {driver.pid} at {fault.point}")
+    else:
+        _disarm(play, fault, struck)
+
+
+def _raise_point(play: Play, fault: Fault, struck: Struck) -> None:
+    _arm(play, fault, "raise")
+    life = play.life
+    assert life is not None
+    if play.wait(lambda: life.over, _REACH_WITHIN):
+        play.hit(struck, f"at {fault.point}, after epoch {_epoch(play)}")
+        if life.error.get("kind") != "InjectedFault":
+            struck.hit, struck.what = False, f"it ended before: {play.complaint()}"
+    else:
+        _disarm(play, fault, struck)
+
+
+def _arm(play: Play, fault: Fault, action: str) -> Driver:
+    """In the life that runs; a point of opening needs a new one."""
+    spec = f"{fault.point}:{action}:{fault.visit}"
+    if fault.point.startswith("open."):
+        life = play.life
+        assert play.driver is not None
+        assert life is not None
+        play.driver.order(do="arm", fault=f"epoch.checked:{action}")
+        if not play.wait(lambda: life.over, _REACH_WITHIN):
+            _end_now(play)
+        play.start_life(fault=spec)
+    else:
+        assert play.driver is not None
+        play.driver.order(do="arm", fault=spec)
+    assert play.driver is not None
+    return play.driver
+
+
+def _disarm(play: Play, fault: Fault, struck: Struck) -> None:
+    assert play.driver is not None
+    play.driver.order(do="arm", fault="")
+    struck.what = f"visit {fault.visit} of {fault.point} was not reached in {_REACH_WITHIN:.0f} s"
+
+
+def _lost_commit(play: Play, fault: Fault, struck: Struck) -> None:
+    _at_work(play, fault)
+    _end_now(play)
+    names = []
+    for query in (play.case.folder / "home" / play.case.name).glob("lineages/*/*/commits"):
+        numbers = [int(path.name) for path in query.iterdir() if path.name.isdigit()]
+        for folder in ("commits", "offsets")[: 2 if fault.file == "offsets" else 1] * bool(numbers):
+            (query.parent / folder / str(max(numbers))).unlink(missing_ok=True)
+            (query.parent / folder / f".{max(numbers)}.crc").unlink(missing_ok=True)
+            names.append(f"{query.parent.name}/{folder}/{max(numbers)}")
+    if names:
+        play.hit(struck, f"{', '.join(names)} deleted, after epoch {_epoch(play)}")
+    else:
+        struck.what = "nothing was committed yet"
+
+
+def _killed(play: Play, struck: Struck, what: str) -> None:
+    driver = play.driver
+    assert driver is not None
+    code = driver.process.wait(10)
+    if code == -signal.SIGKILL:
+        play.hit(struck, f"{what}, after epoch {_epoch(play)}")
+    else:
+        struck.what = f"the driver {death(code)} before it was killed"
+
+
+# ---------------------------------------------------------------- the zombie
+
+
+def _zombie(play: Play, fault: Fault, struck: Struck) -> None:
+    """Frozen in the middle of a step; it wakes up when its successor has freed old names."""
+    folder = play.case.folder / f"zombie-{fault.number}"
+    folder.mkdir()
+    zombie, life = play.driver, play.life
+    assert zombie is not None
+    assert life is not None
+    zombie.order(do="arm", fault=f"{fault.point}:pause:{fault.visit}:{folder}")
+    if not play.wait((folder / "paused").exists, _REACH_WITHIN):
+        _disarm(play, fault, struck)
+        return
+    zombie.signal_all(signal.SIGSTOP)
+    play.hit(struck, f"driver {zombie.pid} at {fault.point}, after epoch {_epoch(play)}")
+    play.driver, play.host = None, f"host-{fault.number}"  # on another machine: it can't end it
+    successor = _succeed(play, fault, struck, folder)
+    (folder / "resume").touch()
+    zombie.signal_all(signal.SIGCONT)
+    if fault.wakes:  # while its successor stands still; before a fence it may well go on
+        epoch = play.observer.progress()
+        _hear(play, zombie, life, lambda: play.observer.progress() != epoch, _AWAKE_FOR)
+        (successor / "resume").touch()
+        play.mended(struck)
+    ended = _hear(play, zombie, life, lambda: False, _END_WITHIN)
+    struck.what += f"; it woke up and ended as {life.error.get('kind', '-')}" if ended else ""
+    if not ended:
+        play.violations.append(
+            Violation("stuck", play.case.name, f"driver {zombie.pid} goes on after its successor")
+        )
+        zombie.end()
+    play.drivers.give_back(zombie)
+
+
+def _succeed(play: Play, fault: Fault, struck: Struck, folder: Path) -> Path:
+    """A successor, up to the point at which the zombie is to wake up."""
+    pausing = folder / "successor"
+    pausing.mkdir()
+    if fault.wakes:
+        play.start_life(fault=f"{fault.wakes}:pause:1:{pausing}", take_over=True)
+        life = play.life
+        assert life is not None
+        play.wait(lambda: (pausing / "paused").exists() or life.over, _END_WITHIN)
+    else:
+        play.start_life(take_over=True)
+        play.recover(struck)
+        play.wait_for_epochs(8 if fault.visit % 2 else 0)  # keep_epochs is 3: long pruned, or not
+    return pausing
+
+
+def _hear(
+    play: Play, zombie: Driver, life: Life, enough: Callable[[], bool], within: float
+) -> bool:
+    """Listen to the zombie instead of its successor: has it ended?"""
+    now = play.driver, play.life
+    play.driver, play.life = zombie, life
+    play.wait(lambda: life.over or enough(), within)
+    play.driver, play.life = now
+    return life.over
+
+
+# ---------------------------------------------------------------- tasks
+
+
+def _wire(play: Play, struck: Struck, name: str) -> None:
+    wires = play.case.folder / "tripwires"
+    (wires / name).touch()
+    if play.wait((wires.with_name("tripwires.hit") / name).exists, _REACH_WITHIN):
+        play.hit(struck, f"a task after epoch {_epoch(play)}")
+        (wires.with_name("tripwires.hit") / name).unlink()
+    else:
+        (wires / name).unlink(missing_ok=True)
+        struck.what = "no task found it"
+
+
+def _fail_task(play: Play, fault: Fault, struck: Struck) -> None:
+    _wire(play, struck, f"fail-{fault.number}")
+
+
+def _slow_task(play: Play, fault: Fault, struck: Struck) -> None:
+    _wire(play, struck, f"slow-{2 + fault.after:.1f}")
+
+
+# ---------------------------------------------------------------- files
+
+
+def _damage(play: Play, fault: Fault, struck: Struck) -> None:
+    """The right outcome is a clear error. Then the file is put back."""
+    _at_work(play, fault)
+    _end_now(play)
+    path = _victim(play, fault.file)
+    if path is None:
+        struck.what = f"there was no {fault.file} to damage"
+        return
+    with play.observer.looking_away():
+        good = path.read_bytes()
+        at = len(good) * 2 // 3
+        path.write_bytes(good[:at] if fault.kind == "truncate" else _flipped(good, at))
+        play.hit(struck, f"{path.relative_to(play.case.folder)}, after epoch {_epoch(play)}")
+        play.start_life()
+        life = play.life
+        assert life is not None
+        noticed = play.wait(lambda: life.over or life.started, _END_WITHIN)
+        if not noticed or life.code != _DAMAGED:
+            said = play.complaint() if life.error else "it started"
+            play.violations.append(Violation("unnoticed", play.case.name, f"{struck.what}: {said}"))
+        else:
+            struck.what += f"; {life.error['kind']}, exit code {life.code}"
+        if not life.over:
+            _end_now(play)
+        path.write_bytes(good)
+        play.life = None
+        play.mended(struck)
+
+
+def _flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+
+
+def _victim(play: Play, what: str) -> Path | None:
+    """A file that opening reads: the newest entry of the epoch log, the newest commit of a target,
+    or the document of the lineage."""
+    home = play.case.folder / "home" / play.case.name
+    if what == "lineage":
+        found = list(home.glob("lineages/*/lineage.json"))
+    elif what == "commit":
+        folders = [Path(t.path) / "_commits" for t in play.case.targets if t.kind != "sqlite"]
+        found = [path for folder in folders for path in folder.glob("0*.json")]
+    else:
+        found = list(home.glob("lineages/*/*/onceflow/log/0*.json"))
+    if not found and what == "commit":
+        return _victim(play, "decision")
+    return max(found, key=lambda path: path.name, default=None)
+
+
+def _full_disk(play: Play, fault: Fault, struck: Struck) -> None:
+    _at_work(play, fault)
+    ballast = play.case.folder / "ballast"
+    life, feed = play.life, play.feed
+    assert life is not None
+    assert feed is not None
+    retried = feed.retried
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while shutil.disk_usage(play.case.folder).free:
+            file.write(b"\0" * 65536)
+    play.hit(struck, "")
+    play.wait(lambda: life.over, 10.0)
+    ballast.unlink()
+    play.mended(struck)
+    struck.hit = life.over or feed.retried > retried
+    ended = play.complaint() if life.over else "the driver waited"
+    struck.what = f"{ended}; {feed.retried - retried} appends tried again"
+
+
+_ACTS: dict[str, Callable[[Play, Fault, Struck], None]] = {
+    "kill-driver": _kill_driver,
+    "kill-jvm": _kill_jvm,
+    "kill-worker": _kill_worker,
+    "kill-executor": _kill_executor,
+    "kill-point": _kill_point,
+    "lost-commit": _lost_commit,
+    "raise-point": _raise_point,
+    "zombie": _zombie,
+    "fail-task": _fail_task,
+    "slow-task": _slow_task,
+    "truncate": _damage,
+    "flip": _damage,
+    "full-disk": _full_disk,
+}
+
+
+def _epoch(play: Play) -> str:
+    return ", ".join(str(epoch) for epoch in play.observer.progress().values()) or "none"

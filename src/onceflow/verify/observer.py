@@ -1,0 +1,139 @@
+"""A reader of committed rows that reads all the time, through every fault."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from onceflow.verify.targets import Corrupt, Decided, Published, Row, Target, decisions, read
+
+_PAUSE = 0.2  # seconds
+_LONGEST_PAUSE = 2.0
+_MOST = 20  # violations that are told of one output
+
+
+@dataclass
+class Seen:
+    """What was seen of one output."""
+
+    last: Published = field(default_factory=Published)
+    rows: set[Row] = field(default_factory=set)  # every row ever, of an output that is upserted
+    backwards: list[str] = field(default_factory=list)
+    corrupt: list[str] = field(default_factory=list)
+
+
+class Observer(threading.Thread):
+    """Polls targets and the epoch log. What it says is as new as its last poll."""
+
+    def __init__(self, home: Path, job: str, targets: list[Target]) -> None:
+        super().__init__(name="onceflow verify observer", daemon=True)
+        self.job, self.targets = job, targets
+        self.seen = {target.output: Seen() for target in targets}
+        self.decided: dict[str, dict[int, Decided]] = {}  # query -> epoch -> its decision
+        self.samples: list[tuple[float, int]] = []  # (time, rows that can be read)
+        self.polls = 0
+        self.failure: BaseException | None = None
+        self._home = home / job
+        self._known: dict[str, dict[str, Any]] = {target.output: {} for target in targets}
+        self._enough = threading.Event()
+        self._looking = threading.Lock()
+
+    def run(self) -> None:
+        try:
+            used = 0.0  # of a core, for the last look; not more than a part of one in all
+            while not self._enough.wait(min(max(_PAUSE, 4 * used), _LONGEST_PAUSE)):
+                began = time.thread_time()
+                self.look()
+                used = time.thread_time() - began
+        except BaseException as error:  # an observer that crashed has seen nothing
+            self.failure = error
+
+    def stop(self) -> None:
+        self._enough.set()
+        if self.is_alive():
+            self.join()
+
+    @contextlib.contextmanager
+    def looking_away(self) -> Iterator[None]:
+        """While a file is damaged on purpose."""
+        with self._looking:
+            yield
+
+    # -------------------------------------------------------------- what it knows
+
+    def progress(self) -> dict[str, int]:
+        """query -> the last epoch that is decided."""
+        return {query: max(found, default=-1) for query, found in self.decided.items()}
+
+    def last(self, query: str) -> Decided | None:
+        found = self.decided.get(query, {})
+        return found[max(found)] if found else None
+
+    @property
+    def violations(self) -> int:
+        return sum(len(s.backwards) + len(s.corrupt) for s in self.seen.values())
+
+    @property
+    def published(self) -> int:
+        return sum(len(seen.last.rows) for seen in self.seen.values())
+
+    # -------------------------------------------------------------- one look
+
+    def look(self) -> None:
+        with self._looking:
+            self.poll()
+
+    def poll(self) -> None:
+        for query in self._home.glob("lineages/*/*/onceflow"):
+            with contextlib.suppress(Corrupt):  # the driver is to say so
+                found = self.decided.setdefault(query.parent.name, {})
+                found |= {decision.epoch: decision for decision in decisions(query.parent)}
+        for target in self.targets:
+            self._look(target, self.seen[target.output])
+        self.samples.append((time.monotonic(), self.published))
+        self.polls += 1
+
+    def _look(self, target: Target, seen: Seen) -> None:
+        try:
+            now = read(target, self.job, self._known[target.output])
+        except Corrupt as error:
+            _note(seen.corrupt, str(error))
+            return
+        except sqlite3.OperationalError:
+            return  # it could not look (no space for a lock): nothing was seen
+        _note(seen.backwards, *_went_back(target, seen.last, now))
+        if target.upserted:
+            seen.rows |= set(now.rows)
+        seen.last = now
+
+
+def _went_back(target: Target, before: Published, now: Published) -> Iterator[str]:
+    if target.mode == "complete":
+        return  # each epoch replaces all
+    if target.kind == "sqlite" and target.upserted:
+        gone = set(before.last_of_key(target.key)) - set(now.last_of_key(target.key))
+        if gone:
+            yield f"keys {_some(gone)} were there and are gone"
+    elif target.kind == "sqlite" and now.rows[: len(before.rows)] != before.rows:
+        lost = Counter(before.rows) - Counter(now.rows)
+        if lost:
+            yield f"rows {_some(lost)} were there and are gone"
+    elif target.kind != "sqlite" and now.files[: len(before.files)] != before.files:
+        yield f"files {_some(set(before.files) - set(now.files))} were published and are gone"
+    if (before.ledger or -1) > (now.ledger if now.ledger is not None else -1):
+        yield f"the ledger went back from epoch {before.ledger} to {now.ledger}"
+
+
+def _note(notes: list[str], *said: str) -> None:
+    notes += [text for text in said if text not in notes][: max(0, _MOST - len(notes))]
+
+
+def _some(rows: Any) -> str:
+    return ", ".join(str(row) for row in sorted(rows, key=str)[:3])

@@ -1,0 +1,322 @@
+"""One case: a job with its sinks in a folder of its own, from its first life to its last.
+
+1. feed      a producer appends to the job's log, from here to step 4
+2. live      a driver runs the job, a reader polls what is committed
+3. strike    fault after fault; after each one the job must come to a new epoch within a bound
+4. drain     the input ends; the job uses it up and is stopped at an epoch's end
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from onceflow.verify.checker import Violation
+from onceflow.verify.drivers import Driver, Drivers, Event
+from onceflow.verify.feed import Feed, Input
+from onceflow.verify.observer import Observer
+from onceflow.verify.schedule import Fault
+from onceflow.verify.targets import Target
+
+_TURN = 0.02  # seconds
+_RESUME_WITHIN = 180.0  # seconds from a fault to the next epoch, on a busy machine
+_QUIET_FOR = 20.0  # seconds without an epoch when all is read: none is due
+_MOST_STARTS = 6  # in a row that came to no epoch
+
+
+_SAME_PROCESS = ("InjectedFault", "DiskFull")
+
+
+class Stuck(Exception):
+    """The job does not go on. The case ends here, with this as a violation."""
+
+
+@dataclass
+class Struck:
+    """What became of one fault."""
+
+    fault: Fault
+    at: float  # seconds since the beginning of the run
+    hit: bool = False
+    what: str = ""  # what was hit, or why not
+    since: float = 0.0  # when the job could recover: a file was put back, a disk had space
+    recovery: float | None = None  # seconds from then to the next epoch, without `start_up`
+    start_up: float = 0.0  # seconds that were waited for a driver's Spark to start
+
+
+@dataclass
+class Life:
+    """How it goes with the life that a driver was ordered to live."""
+
+    started: bool = False
+    code: int | None = None  # once it has ended
+    error: Event = field(default_factory=dict)
+
+    @property
+    def over(self) -> bool:
+        return self.code is not None
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is run."""
+
+    job: str  # JOB.py[:name], as `onceflow run` takes it
+    name: str
+    sinks: str
+    folder: Path
+    targets: list[Target]
+    source: Input
+    queries: tuple[str, ...]
+    logs: dict[str, str]  # source -> path of its log
+    environment: dict[str, str]
+
+
+class Play:
+    """Plays one case. `tell` is called a few times a second."""
+
+    def __init__(
+        self, case: Case, drivers: Drivers, *, began: float, tell: Callable[[], None],
+        pause: float = 0.2, commits: int | None = None, ahead: bool = False,
+    ) -> None:  # fmt: skip
+        """`commits`: how many the input has; else as many as come until the last fault. `ahead`:
+        all of them are there before the job starts."""
+        self.case, self.drivers = case, drivers
+        self.observer = Observer(case.folder / "home", case.name, case.targets)
+        self.violations: list[Violation] = []
+        self.struck: list[Struck] = []
+        self.feed: Feed | None = None
+        self.driver: Driver | None = None
+        self.life: Life | None = None
+        self.host = ""
+        self.guarantees: dict[str, str] = {}
+        self.drained = False
+        self.began, self._tell, self._told = began, tell, 0.0
+        self._waited = 0.0  # for Sparks to start
+        self._pause, self._commits, self._ahead = pause, commits, ahead
+
+    def perform(
+        self, faults: Iterable[Fault], strike: Callable[[Play, Fault, Struck], None]
+    ) -> None:
+        folder = self.case.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("tripwires", "tripwires.hit"):
+            (folder / name).mkdir()
+        # 1. feed
+        self.feed = feed = Feed(folder, self.case.source, pause=self._pause, most=self._commits)
+        feed.start()
+        self.observer.start()
+        try:
+            # 2. live
+            while self._ahead and not feed.full.is_set():
+                self.turn()
+            self.start_life()
+            self.wait_for_epochs(1)
+            # 3. strike
+            for fault in faults:
+                self._strike(fault, strike)
+            # 4. drain
+            while self._commits is not None and not feed.full.is_set():
+                self.turn()
+            feed.end()
+            self._drain()
+        except Stuck as stuck:
+            self.violations.append(Violation("stuck", self.case.name, str(stuck)))
+        except BaseException:
+            feed.abandon()
+            self.observer.stop()
+            raise
+        self._finish()
+
+    def _strike(self, fault: Fault, strike: Callable[[Play, Fault, Struck], None]) -> None:
+        struck = Struck(fault, at=time.monotonic() - self.began)
+        self.struck.append(struck)
+        self._waited = 0.0
+        strike(self, fault, struck)
+        if struck.hit:
+            self.recover(struck)
+        else:
+            self.wait_for_epochs(1)
+
+    def hit(self, struck: Struck, what: str) -> None:
+        """Now. The time to recover runs from here, or from a later call of `mended`."""
+        struck.hit, struck.what = True, what
+        struck.at = time.monotonic() - self.began
+        self.mended(struck)
+
+    def mended(self, struck: Struck) -> None:
+        struck.since, self._waited = time.monotonic(), 0.0
+
+    def recover(self, struck: Struck) -> None:
+        """Wait for the next epoch, and note how long that took."""
+        self.wait_for_epochs(1)
+        if struck.recovery is None:
+            struck.start_up = round(self._waited, 2)
+            struck.recovery = round(time.monotonic() - struck.since - self._waited, 2)
+
+    # -------------------------------------------------------------- lives
+
+    def start_life(self, *, fault: str = "", take_over: bool = False) -> None:
+        if self.driver is None or self.driver.gone() is not None:
+            self.driver = self.drivers.take()
+            waiting = time.monotonic()
+            while not self.driver.ready and self.driver.gone() is None:
+                self.turn()
+            self.drivers.wait_until_ready(self.driver)
+            self._waited += time.monotonic() - waiting
+        self.drivers.keep_one_ahead()
+        list(self.driver.events())  # of a life before
+        self.life = Life()
+        self.driver.order(
+            do="live", job=self.case.job, folder=str(self.case.folder), take_over=take_over,
+            every="0ms", environment={
+                **self.case.environment, "ONCEFLOW_FAULT": fault, "ONCEFLOW_HOST": self.host,
+            },
+        )  # fmt: skip
+
+    def turn(self) -> None:
+        """A moment of waiting: hear what the driver says, show how it goes."""
+        time.sleep(_TURN)
+        if self.driver is not None:
+            over = self.driver.gone()
+            for event in self.driver.events():
+                self._hear(event)
+            if over is not None and self.life is not None and self.life.code is None:
+                self.life.code = 128 - over if over < 0 else over
+        if self.feed is not None and self.feed.failure is not None:
+            raise self.feed.failure
+        if self.observer.failure is not None:
+            raise self.observer.failure
+        if time.monotonic() - self._told > 0.25:
+            self._told = time.monotonic()
+            self._tell()
+
+    def _hear(self, event: Event) -> None:
+        life = self.life
+        if life is None:
+            return
+        match event["event"]:
+            case "started":
+                life.started = True
+                for query, said in event["queries"].items():
+                    for output, what in said["outputs"].items():
+                        self.guarantees[f"{query}/{output}"] = what["guarantee"]
+            case "error":
+                life.error = event
+            case "life":
+                life.code = event["code"]
+
+    def wait(self, condition: Callable[[], object], within: float) -> bool:
+        deadline = time.monotonic() + within
+        while not condition():
+            if time.monotonic() > deadline:
+                return False
+            self.turn()
+        return True
+
+    def wait_for_epochs(self, count: int) -> None:
+        """So many new epochs of every query, by a driver that is started again if it must be."""
+        deadline, starts = time.monotonic() + _RESUME_WITHIN, 0
+        self.observer.look()
+        before = seen = self.observer.progress()
+        while True:
+            now = self.observer.progress()
+            if now != seen:
+                seen, deadline = now, time.monotonic() + _RESUME_WITHIN
+            if set(now) >= set(self.case.queries) and all(
+                epoch >= before.get(query, -1) + count for query, epoch in now.items()
+            ):
+                return
+            if self.life is None or self.life.over:
+                self._bury()
+                starts += 1
+                if starts > _MOST_STARTS:
+                    raise Stuck(f"{starts} starts came to no epoch: {self.complaint()}")
+                self.start_life()
+                deadline = time.monotonic() + _RESUME_WITHIN
+            if time.monotonic() > deadline:
+                raise Stuck(f"no new epoch for {_RESUME_WITHIN:.0f} s: {self.complaint()}")
+            self.turn()
+
+    def _bury(self) -> None:
+        """A life has ended. As in `onceflow run`, the next one is in a new process, unless this
+        one was ended by an exception of ours. What `onceflow run` would not start again is a
+        fault that was not survived."""
+        error = self.life.error if self.life else {}
+        if not error or error["kind"] in _SAME_PROCESS:
+            return
+        if not error["retryable"]:
+            raise Stuck(f"the driver gave up: {self.complaint()}")
+        if self.driver is not None:
+            self.driver.end()
+
+    def complaint(self) -> str:
+        error = self.life.error if self.life else {}
+        return f"{error['kind']}: {error['message']}" if error else "it said nothing"
+
+    def rows_read(self) -> int:
+        """How many rows of the input the slowest query has decided."""
+        found = []
+        for query in self.case.queries:
+            last = self.observer.last(query)
+            ends = last.end.values() if last else ()
+            found.append(min((sum(end["next"]) for end in ends), default=0))
+        return min(found, default=0)
+
+    # -------------------------------------------------------------- the end
+
+    def _drain(self) -> None:
+        """Until every query has read all, and run the epoch without data that is due then."""
+        assert self.feed is not None
+        heads = self.feed.heads()
+        seen, moved = self.observer.progress(), time.monotonic()
+        while not all(
+            self._has_read(query, heads)
+            and (not self._is_due(query) or time.monotonic() - moved > _QUIET_FOR)
+            for query in self.case.queries
+        ):
+            if self.observer.progress() != seen:
+                seen, moved = self.observer.progress(), time.monotonic()
+            if self.life is None or self.life.over:
+                self._bury()
+                self.start_life()
+            if time.monotonic() - moved > _RESUME_WITHIN:
+                raise Stuck(f"the input is not used up: {self.complaint()}")
+            self.turn()
+        self.drained = True
+
+    def _has_read(self, query: str, heads: dict[str, list[int]]) -> bool:
+        last = self.observer.last(query)
+        return last is not None and all(
+            end["next"] == heads[self.case.logs[source]] for source, end in last.end.items()
+        )
+
+    def _is_due(self, query: str) -> bool:
+        """Did the watermark move in the last epoch? Then Spark may run another without data."""
+        last = self.observer.last(query)
+        if last is None or not last.stateful:
+            return last is None
+        before = self.observer.decided[query].get(last.epoch - 1)
+        return last.watermark != (before.watermark if before else 0)
+
+    def _finish(self) -> None:
+        """Stop at the end of the epoch; what does not stop is ended."""
+        driver, life = self.driver, self.life
+        if driver is not None and life is not None and not life.over:
+            driver.order(do="stop")
+            if not self.wait(lambda: life.over, _RESUME_WITHIN):
+                self.violations.append(
+                    Violation("stuck", self.case.name, "the driver does not stop")
+                )
+                driver.end()
+            elif life.code and life.error:
+                said = f"the last life ended with {life.code}: {self.complaint()}"
+                self.violations.append(Violation("stuck", self.case.name, said))
+        if driver is not None:
+            self.drivers.give_back(driver)
+        assert self.feed is not None
+        self.feed.end()
+        self.observer.stop()
+        self.observer.poll()

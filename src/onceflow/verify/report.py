@@ -1,0 +1,269 @@
+"""The result of `onceflow verify` as one HTML file that needs nothing but itself."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from html import escape
+from typing import Any
+
+from onceflow.verify.schedule import KILLS, KINDS
+
+Json = dict[str, Any]
+
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 1120, 300, 64, 28, 34
+_SAYS = {
+    "valid": "Every row of the truth is in its target exactly once.",
+    "invalid": "The targets do not hold the truth, or a promise was broken on the way.",
+    "unknown": "A check could not be made, so nothing is claimed.",
+}
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1b1f24; --soft: #5d6672; --line: #d9dee4;
+  --paper: #ffffff; --band: #f4f6f8; --ok: #1a7f4b; --bad: #c62f3b; --doubt: #9a6700;
+  --rows: #2563a8; --kill: #c62f3b; --other: #b0741a; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ee; --soft: #9aa4b1; --line: #333b45;
+  --paper: #14181d; --band: #1b2027; --ok: #4cc38a; --bad: #ff6b76; --doubt: #e0b04a;
+  --rows: #6cb0f5; --kill: #ff6b76; --other: #e0b04a; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--paper); color: var(--ink);
+  font: 15px/1.5 system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+main { max-width: 1200px; margin: 0 auto; padding: 40px 32px 64px; }
+h1 { font-size: 15px; font-weight: 500; color: var(--soft); margin: 0 0 6px; }
+h2 { font-size: 18px; margin: 40px 0 12px; }
+p { margin: 6px 0; } .soft { color: var(--soft); }
+.verdict { font-size: 44px; font-weight: 700; letter-spacing: -0.02em; line-height: 1.1; }
+.valid { color: var(--ok); } .invalid { color: var(--bad); } .unknown { color: var(--doubt); }
+.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 1px;
+  background: var(--line); border: 1px solid var(--line); margin: 24px 0; }
+.facts div { background: var(--paper); padding: 12px 16px; }
+.facts b { display: block; font-size: 22px; font-variant-numeric: tabular-nums; }
+.facts span { color: var(--soft); font-size: 13px; }
+code, pre { font: 13px/1.5 ui-monospace, "DejaVu Sans Mono", monospace; }
+pre { background: var(--band); border: 1px solid var(--line); padding: 12px 16px; margin: 8px 0;
+  overflow-x: auto; white-space: pre-wrap; word-break: break-word; }
+table { border-collapse: collapse; width: 100%; font-size: 13.5px; }
+th { text-align: left; font-weight: 600; color: var(--soft); border-bottom: 1px solid var(--line);
+  padding: 6px 10px 6px 0; white-space: nowrap; }
+td { border-bottom: 1px solid var(--line); padding: 6px 10px 6px 0; vertical-align: top; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+tr.missed td { color: var(--soft); }
+svg { width: 100%; height: auto; display: block; } svg text { fill: var(--soft); font-size: 11px; }
+.dot { display: inline-block; width: 9px; height: 9px; border-radius: 50%; margin: 0 5px 0 14px; }
+@media print { main { padding: 0; } tr { break-inside: avoid; } }
+"""
+
+
+def html(result: Json) -> str:
+    parts = [
+        _head(result), _facts(result), _violations(result), _timeline(result), _kinds(result),
+        _cases(result), _faults(result), _reading(result),
+    ]  # fmt: skip
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>onceflow verify: {result['verdict']}, seed {result['seed']}</title>"
+        f"<style>{_STYLE}</style></head><body><main>{''.join(parts)}</main></body></html>\n"
+    )
+
+
+def _head(result: Json) -> str:
+    verdict = result["verdict"]
+    return (
+        f"<h1>onceflow verify</h1><div class='verdict {verdict}'>{verdict}</div>"
+        f"<p>{_SAYS[verdict]}</p>"
+        f"<p class='soft'>{escape(result['began'])}, onceflow {escape(result['onceflow'])}, "
+        f"Spark {escape(result['spark'] or '-')}, {escape(result['master'])}</p>"
+    )
+
+
+def _facts(result: Json) -> str:
+    cases, recovery = result["cases"], result["recovery_s"]
+    start = result["start_up_s"]
+    facts = [
+        (result["struck"], "faults struck"),
+        (result["kills"], "of them kill -9"),
+        (f"{sum(case['rows_in'] for case in cases):,}", "rows appended"),
+        (f"{sum(case['epochs'] for case in cases):,}", "epochs decided"),
+        (len(result["violations"]), "violations"),
+        (_seconds(recovery.get("p50")), "recovery, p50"),
+        (_seconds(recovery.get("p95")), "recovery, p95"),
+        (_seconds(recovery.get("max")), "recovery, max"),
+        (_seconds(start.get("max")), "waited for Spark, max"),
+        (f"{result['seconds'] / 60:.1f} min", "in all"),
+    ]
+    cells = "".join(f"<div><b>{value}</b><span>{what}</span></div>" for value, what in facts)
+    return (
+        f"<div class='facts'>{cells}</div><p>Seed {result['seed']}. The same schedule again:</p>"
+        f"<pre>{escape(result['command'])}</pre>"
+    )
+
+
+def _violations(result: Json) -> str:
+    lines = "".join(
+        f"<tr><td>{escape(v['kind'])}</td><td>{escape(v['where'])}</td>"
+        f"<td>{escape(v['message'])}</td></tr>"
+        for v in result["violations"]
+    )
+    found = ""
+    if lines:
+        found = f"<h2>Violations</h2><table><tr><th>kind<th>where<th>what</tr>{lines}</table>"
+    if result["unknown"]:
+        why = "".join(f"<p>{escape(text)}</p>" for text in result["unknown"])
+        found += f"<h2>Why it is unknown</h2>{why}"
+    return found
+
+
+# ---------------------------------------------------------------- the picture
+
+
+def _timeline(result: Json) -> str:
+    """Rows published in each case over time, and every fault where it struck."""
+    cases = result["cases"]
+    span = max([result["seconds"], *(c["began"] + c["seconds"] for c in cases)], default=1) or 1
+    width, height = _WIDTH - _LEFT - 16, _HEIGHT - _BOTTOM - _TOP
+    most = max((rows for c in cases for _, rows in c["samples"]), default=1) or 1
+
+    def x(at: float) -> float:
+        return round(_LEFT + width * min(at, span) / span, 1)
+
+    def y(rows: float) -> float:
+        return round(_TOP + height * (1 - rows / most), 1)
+
+    found = []
+    for number, case in enumerate(cases):
+        left, right = x(case["began"]), x(case["began"] + case["seconds"])
+        shade = "var(--band)" if number % 2 == 0 else "none"
+        found.append(
+            f"<rect x='{left}' y='{_TOP}' width='{max(0.0, right - left):.1f}' height='{height}' "
+            f"fill='{shade}'/><text x='{(left + right) / 2:.1f}' y='{_TOP - 18}' "
+            f"text-anchor='middle'>{escape(case['job'])}</text><text "
+            f"x='{(left + right) / 2:.1f}' y='{_TOP - 6}' text-anchor='middle'>"
+            f"{escape(case['sinks'])}</text>"
+        )
+    for part in (0, 0.5, 1):
+        found.append(
+            f"<line x1='{_LEFT}' x2='{_LEFT + width}' y1='{y(most * part)}' y2='{y(most * part)}' "
+            f"stroke='var(--line)'/><text x='{_LEFT - 8}' y='{y(most * part) + 4}' "
+            f"text-anchor='end'>{most * part:,.0f}</text>"
+        )
+    found += [
+        f"<text x='{x(span * part / 6)}' y='{_HEIGHT - 8}' text-anchor='middle'>"
+        f"{span * part / 6:.0f} s</text>"
+        for part in range(7)
+    ]
+    for fault in result["faults"]:
+        if fault["hit"]:
+            colour = "var(--kill)" if fault["kind"] in KILLS else "var(--other)"
+            says = f"{fault['number'] + 1}: {_name(fault)}, {fault['what']}"
+            found.append(
+                f"<g><title>{escape(says)}</title><line x1='{x(fault['at_s'])}' "
+                f"x2='{x(fault['at_s'])}' y1='{_TOP}' y2='{_TOP + height}' stroke='{colour}' "
+                f"stroke-width='1' opacity='0.55'/><circle cx='{x(fault['at_s'])}' "
+                f"cy='{_TOP + height}' r='3' fill='{colour}'/></g>"
+            )
+    for case in cases:
+        path = _steps([(x(at), y(rows)) for at, rows in case["samples"]])
+        found.append(f"<path d='{path}' fill='none' stroke='var(--rows)' stroke-width='2'/>")
+    picture = f"<svg viewBox='0 0 {_WIDTH} {_HEIGHT}' role='img'>{''.join(found)}</svg>"
+    legend = "".join(
+        f"<span class='dot' style='background: var(--{name})'></span>{says}"
+        for name, says in (("rows", "rows that can be read"), ("kill", "kill -9"),
+                           ("other", "another fault"))
+    )  # fmt: skip
+    return f"<h2>Rows published, and every fault</h2><p class='soft'>{legend}</p>{picture}"
+
+
+def _steps(points: list[tuple[float, float]]) -> str:
+    """A row count stays what it was until the next epoch."""
+    if not points:
+        return ""
+    path = f"M{points[0][0]} {points[0][1]}"
+    return path + "".join(f"H{x}V{y}" for x, y in points[1:])
+
+
+# ---------------------------------------------------------------- tables
+
+
+def _kinds(result: Json) -> str:
+    groups: dict[str, list[Json]] = defaultdict(list)
+    for fault in result["faults"]:
+        groups[fault["kind"]].append(fault)
+    lines = ""
+    for kind, says in KINDS.items():
+        faults = groups.get(kind, [])
+        times = sorted(f["recovery_s"] for f in faults if f["recovery_s"] is not None)
+        if faults:
+            lines += (
+                f"<tr><td><code>{kind}</code></td><td>{escape(says)}</td>"
+                f"<td class='n'>{sum(f['hit'] for f in faults)} of {len(faults)}</td>"
+                f"<td class='n'>{_seconds(times[len(times) // 2] if times else None)}</td>"
+                f"<td class='n'>{_seconds(times[-1] if times else None)}</td></tr>"
+            )
+    left = "".join(f"<p class='soft'>Left out: {escape(what)}</p>" for what in result["left_out"])
+    return (
+        "<h2>Faults by kind</h2><table><tr><th>kind<th>what it does<th class='n'>struck"
+        f"<th class='n'>recovery, median<th class='n'>max</tr>{lines}</table>{left}"
+    )
+
+
+def _cases(result: Json) -> str:
+    lines = ""
+    for case in result["cases"]:
+        wrong = len(case["violations"])
+        says = "unknown" if case["unknown"] else "invalid" if wrong else "valid"
+        promised = ", ".join(sorted(set(case["guarantees"].values()))) or "-"
+        lines += (
+            f"<tr><td>{escape(case['job'])}</td><td>{escape(case['sinks'])}</td>"
+            f"<td>{escape(promised)}</td><td class='n'>{case['rows_in']:,}</td>"
+            f"<td class='n'>{case['rows_out']:,}</td><td class='n'>{case['epochs']:,}</td>"
+            f"<td class='n'>{case['polls']:,}</td><td class='{says}'>{says}</td></tr>"
+        )
+    return (
+        "<h2>Jobs</h2><table><tr><th>job<th>to<th>guarantee<th class='n'>rows in"
+        "<th class='n'>rows out<th class='n'>epochs<th class='n'>looks of the reader<th>verdict"
+        f"</tr>{lines}</table>"
+    )
+
+
+def _faults(result: Json) -> str:
+    lines = ""
+    for fault in result["faults"]:
+        missed = "" if fault["hit"] else " class='missed'"
+        lines += (
+            f"<tr{missed}><td class='n'>{fault['number'] + 1}</td>"
+            f"<td class='n'>{fault['at_s']:.1f} s</td><td>{escape(fault['job'])}, "
+            f"{escape(fault['sinks'])}</td><td><code>{escape(_name(fault))}</code></td>"
+            f"<td>{'' if fault['hit'] else 'missed: '}{escape(fault['what'])}</td>"
+            f"<td class='n'>{_seconds(fault['recovery_s'])}</td>"
+            f"<td class='n'>{_seconds(fault['start_up_s'] or None)}</td></tr>"
+        )
+    return (
+        "<h2>Every fault</h2><table><tr><th class='n'>no.<th class='n'>at<th>job<th>fault"
+        "<th>what it hit<th class='n'>recovery<th class='n'>Spark's start</tr>"
+        f"{lines}</table>"
+    )
+
+
+def _reading(result: Json) -> str:
+    return (
+        "<h2>How to read this</h2>"
+        "<p>The input is numbered rows that follow from the seed. While a producer appends them, "
+        "the faults above strike, in an order that was fixed before. A reader of committed rows "
+        "reads all the time. When the input is used up, what the targets hold is read without "
+        "onceflow and compared with the truth, as multisets.</p>"
+        "<p>Violations: <b>lost</b>, <b>duplicated</b>, <b>corrupt</b> rows; <b>torn</b> epochs; "
+        "rows <b>disordered</b> within a key; a <b>dirty</b> read, or one that went "
+        "<b>backwards</b>; something <b>left</b> behind; a job that is <b>stuck</b>; damage that "
+        "went <b>unnoticed</b>.</p>"
+        "<p><b>Recovery</b> is the time from a fault to the next decided epoch. The time that was "
+        "waited for a new Spark to start is apart: it depends on the machine and on how a job is "
+        "deployed. A fault that was <b>missed</b> found nothing to strike in its time.</p>"
+    )
+
+
+def _name(fault: Json) -> str:
+    where = fault.get("point") or fault.get("file")
+    return f"{fault['kind']} {where}" if where else str(fault["kind"])
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} s"

@@ -1,0 +1,95 @@
+"""What a run of `onceflow verify` came to, and its verdict."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from onceflow import __version__
+from onceflow.verify.checker import Violation
+from onceflow.verify.schedule import KILLS
+
+Event = dict[str, Any]
+
+
+@dataclass
+class CaseResult:
+    job: str
+    sinks: str
+    guarantees: dict[str, str] = field(default_factory=dict)
+    rows_in: int = 0
+    rows_out: int = 0
+    epochs: int = 0
+    polls: int = 0
+    began: float = 0.0
+    seconds: float = 0.0
+    samples: list[tuple[float, int]] = field(default_factory=list)
+    violations: list[Violation] = field(default_factory=list)
+    unknown: str = ""  # why there is no verdict
+
+
+@dataclass
+class Result:
+    """Everything that the report says."""
+
+    seed: int
+    command: str
+    master: str
+    began: str
+    onceflow: str = __version__
+    spark: str = ""
+    seconds: float = 0.0
+    faults: list[Event] = field(default_factory=list)
+    cases: list[CaseResult] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    interrupted: bool = False
+
+    @property
+    def violations(self) -> list[Violation]:
+        return [v for case in self.cases for v in case.violations]
+
+    @property
+    def unknown(self) -> list[str]:
+        """Why it can't be known. A checker that crashed has not passed; nor has a run without a
+        fault that struck."""
+        found = [f"{c.job} to {c.sinks}: {c.unknown}" for c in self.cases if c.unknown]
+        if not any(fault["hit"] for fault in self.faults):
+            found.append("no fault struck")
+        return found + ["it was interrupted"] * self.interrupted
+
+    @property
+    def verdict(self) -> str:
+        return "invalid" if self.violations else "unknown" if self.unknown else "valid"
+
+    @property
+    def exit_code(self) -> int:
+        return {"valid": 0, "invalid": 1, "unknown": 3}[self.verdict]
+
+    def recovery(self) -> dict[str, float]:
+        """Seconds from a fault to the next epoch, without the start of a Spark."""
+        return percentiles([f["recovery_s"] for f in self.faults if f["recovery_s"] is not None])
+
+    def as_json(self) -> Event:
+        return {
+            "verdict": self.verdict, "seed": self.seed, "command": self.command,
+            "master": self.master, "began": self.began, "seconds": round(self.seconds, 1),
+            "onceflow": self.onceflow, "spark": self.spark,
+            "struck": sum(f["hit"] for f in self.faults),
+            "kills": sum(f["hit"] and f["kind"] in KILLS for f in self.faults),
+            "recovery_s": self.recovery(),
+            "start_up_s": percentiles([f["start_up_s"] for f in self.faults if f["start_up_s"]]),
+            "unknown": self.unknown, "left_out": self.left_out,
+            "violations": [asdict(v) for v in self.violations],
+            "cases": [asdict(case) for case in self.cases],
+            "faults": self.faults,
+        }  # fmt: skip
+
+
+def percentiles(values: list[float]) -> dict[str, float]:
+    """By the nearest rank; empty if there are no values."""
+    ranked = sorted(values)
+    if not ranked:
+        return {}
+    at = {"p50": 0.5, "p95": 0.95, "max": 1.0}
+    return {name: ranked[max(0, math.ceil(q * len(ranked)) - 1)] for name, q in at.items()}

@@ -1,0 +1,122 @@
+"""Which fault strikes when: a pure function of a seed and the cases, written before it runs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from onceflow.testing import faults
+
+# kind -> what it does, for people
+KINDS = {
+    "kill-driver": "kill -9 of the Python driver, at a random time",
+    "kill-jvm": "kill -9 of its JVM, at a random time",
+    "kill-worker": "kill -9 of its Python workers, at a random time",
+    "kill-executor": "kill -9 of an executor (cluster)",
+    "kill-point": "kill -9 of the driver at a named fault point",
+    "lost-commit": "kill -9 of all, and Spark's newest commits/<N>, or offsets/<N> too, is gone",
+    "raise-point": "an exception at a named fault point",
+    "zombie": "the driver is frozen at a fault point, a successor takes over, and it wakes up",
+    "fail-task": "a task fails in the middle of its rows",
+    "slow-task": "a task takes seconds longer, and is speculated (cluster)",
+    "truncate": "a file of onceflow's loses its end; put back after the error",
+    "flip": "a bit of a file of onceflow's is flipped; put back after the error",
+    "full-disk": "home and targets have no space left for a while",
+}
+KILLS = ("kill-driver", "kill-jvm", "kill-worker", "kill-executor", "kill-point", "lost-commit")
+CLUSTER = ("kill-executor",)
+NEED_BUILT_IN = ("fail-task", "slow-task")
+# Where a paused driver would hold a lock that its successor waits for.
+_NO_SLEEP = ("sqlite.begun", "sqlite.written")
+_VISITS = {"put": 8, "epoch": 3, "folder": 3, "sqlite": 2}
+_DAMAGED = ("decision", "commit", "lineage")
+_LOST = ("commits", "offsets")  # the latter with the former
+# At which point of its successor's opening a zombie wakes up; or when epochs were decided since.
+_WAKINGS = ("open.led", "open.fenced", "open.ledgers-read", "open.published", "open.swept", "", "")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault of a schedule."""
+
+    number: int
+    case: int
+    kind: str
+    point: str = ""  # where it strikes, if at a named fault point
+    visit: int = 1
+    after: float = 0.0  # seconds of work before it strikes, if at a random time
+    file: str = ""  # what is damaged, or which of Spark's files are deleted
+    wakes: str = ""  # the point of the successor's opening at which a zombie wakes up
+
+    @property
+    def what(self) -> str:
+        wakes = f", wakes up at {self.wakes}" if self.wakes else ""
+        if self.point:
+            return f"{self.kind} at {self.point}{wakes}"
+        return f"{self.kind}: {self.file}" if self.file else self.kind
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value not in ("", 0.0)} | {
+            "number": self.number, "case": self.case,
+        }  # fmt: skip
+
+
+def points(sinks: Iterable[str], *, asleep: bool = False) -> list[str]:
+    """The fault points that a job with such sinks can reach."""
+    kinds = set(sinks)
+    found = [*faults.OPENING, *faults.EPOCH, *faults.PUT, *faults.ROLL_UP]
+    found += faults.FOLDER if kinds & {"files", "log"} else ()
+    found += faults.SQLITE if "sqlite" in kinds else ()
+    return [p for p in found if not asleep or (p not in _NO_SLEEP and not p.startswith("open."))]
+
+
+def plan(
+    seed: int,
+    cases: list[tuple[str, ...]],
+    *,
+    count: int,
+    kinds: Iterable[str],
+    at: Iterable[str] = (),
+) -> list[Fault]:
+    """`cases`: the kinds of sinks of each. Every other fault is a kill, as far as `kinds` allow;
+    kinds and points come in turn, shuffled, so that all of them come as early as they can."""
+    rng = random.Random(f"{seed}/schedule")
+    wanted = list(dict.fromkeys(kinds))
+    kills = [kind for kind in wanted if kind in KILLS]
+    others = [kind for kind in wanted if kind not in KILLS]
+    # Most ways to kill are at a point: there are many.
+    decks = [
+        _deck(rng, kills + ["kill-point"] * ("kill-point" in kills) * 2 or others),
+        _deck(rng, others + ["raise-point"] * ("raise-point" in others) * 3 or kills),
+    ]
+    spots: dict[tuple[str, bool], Iterator[str]] = {}
+    found = []
+    for number in range(count):
+        case = number * len(cases) // count
+        kind = next(decks[number % 2])
+        point, visit, file, wakes = "", 1, "", ""
+        if kind in ("kill-point", "raise-point", "zombie"):
+            asleep = kind == "zombie"
+            reached = points(cases[case], asleep=asleep)
+            chosen = [p for p in reached if p in set(at)] or reached
+            deck = spots.setdefault(
+                (kind, asleep), _deck(rng, points(("files", "sqlite"), asleep=asleep))
+            )
+            point = next(p for p in deck if p in chosen)
+            visit = rng.randint(1, _VISITS.get(point.partition(".")[0], 1))
+            wakes = rng.choice(_WAKINGS) if asleep else ""
+        elif kind in ("truncate", "flip"):
+            file = rng.choice(_DAMAGED)
+        elif kind == "lost-commit":
+            file = rng.choice(_LOST)
+        after = round(rng.uniform(0.0, 1.5), 3)
+        found.append(Fault(number, case, kind, point, visit, after, file, wakes))
+    return found
+
+
+def _deck(rng: random.Random, cards: list[str]) -> Iterator[str]:
+    """The cards again and again, shuffled each time."""
+    while True:
+        yield from rng.sample(cards, len(cards))

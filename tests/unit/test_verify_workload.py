@@ -1,0 +1,84 @@
+"""The rows that `onceflow verify` feeds, and the truth of the built-in jobs."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import pytest
+
+from onceflow.verify.feed import BuiltIn
+from onceflow.verify.jobs import JOBS, cases
+from onceflow.verify.workload import DELAY, SCHEMA, Workload, table
+
+ROWS = 1_000
+
+
+def test_a_row_follows_from_seed_and_number_alone() -> None:
+    forwards = [Workload(7).row(number) for number in range(ROWS)]
+    backwards = [Workload(7).row(number) for number in reversed(range(ROWS))]
+    assert forwards == backwards[::-1]
+    assert forwards != [Workload(8).row(number) for number in range(ROWS)]
+
+
+def test_sequences_of_a_key_have_no_gap_and_repetitions_are_the_first_row_again() -> None:
+    sequences, first = defaultdict(list), {}
+    again = 0
+    for number in range(ROWS):
+        row = Workload(3).row(number)
+        if row.again:
+            again += 1
+            before = first[row.id]
+            assert (row.key, row.sequence, row.at, row.value) == (
+                before.key, before.sequence, before.at, before.value,
+            )  # fmt: skip
+        else:
+            sequences[row.key].append(row.sequence)
+            first[row.id] = row
+    assert again > ROWS / 50
+    assert all(found == list(range(len(found))) for found in sequences.values())
+    sizes = Counter({key: len(found) for key, found in sequences.items()}).most_common()
+    assert sizes[0][1] > 5 * sizes[-1][1], "no key is frequent"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_row_is_later_than_the_watermark_allows(seed: int) -> None:
+    """Whatever the epochs: beyond it Spark's result would depend on them."""
+    workload = Workload(seed)
+    newest = workload.row(0).at
+    for number in range(ROWS):
+        row = workload.row(number)
+        assert row.at > newest - DELAY
+        newest = max(newest, row.at)
+
+
+def test_the_table_has_the_columns_of_the_log() -> None:
+    names = [column.split()[0] for column in SCHEMA.split(", ")]
+    assert table([Workload(1).row(0)]).column_names == names
+
+
+def test_each_job_has_a_truth_that_counts_every_row() -> None:
+    rows = list(BuiltIn(5).rows(20))
+    total = len(rows)
+    truth = {name: job.true(rows) for name, job in JOBS.items()}
+    assert truth["echo"]["result/result"].rows.total() == total
+    assert sum(count for _, count, _ in truth["sum"]["result/result"].rows) == total
+    assert sum(count for _, _, count, _ in truth["windows"]["result/result"].rows) == total - 1
+    assert truth["distinct"]["result/result"].rows.total() == sum(not row.again for row in rows)
+    assert truth["join"]["result/result"].rows.total() == sum(row.again for row in rows)
+    assert sum(t.rows.total() for t in truth["several"].values()) == total
+    assert truth["dice"]["result/result"].total == (total, sum(row.value for row in rows))
+
+
+def test_every_version_of_a_sum_may_be_seen_and_the_last_must_be() -> None:
+    (truth,) = JOBS["sum"].true(BuiltIn(5).rows(20)).values()
+    assert truth.versions is not None
+    assert set(truth.rows) < truth.versions
+
+
+def test_few_faults_are_for_every_job_and_every_sink_many_for_all_of_them() -> None:
+    few, many = cases(40), cases(1000)
+    assert {job for job, _ in few} == set(JOBS)
+    assert {sinks for _, sinks in few} == {"files", "sqlite", "log", "all"}
+    assert set(many) == {(job.name, sinks) for job in JOBS.values() for sinks in job.sinks}
+    assert cases(5, ["echo"], ["log"]) == [("echo", "log")]
+    assert "several" not in {job for job, _ in cases(40, sinks=["files"])}, "it needs all three"
