@@ -72,6 +72,7 @@ def _kill_worker(play: Play, fault: Fault, struck: Struck) -> None:
             os.kill(pid, signal.SIGKILL)
     if workers:
         play.hit(struck, f"{len(workers)} Python workers, after epoch {_epoch(play)}")
+        play.wait_for_epochs(1)  # it may be one that needed them no more; the next one does
     else:
         struck.what = "there were no Python workers"
 
@@ -314,12 +315,13 @@ def _full_disk(play: Play, fault: Fault, struck: Struck) -> None:
     assert life is not None
     assert feed is not None
     retried = feed.retried
-    with ballast.open("wb", buffering=0) as file, suppress(OSError):
-        while shutil.disk_usage(play.case.folder).free:
-            file.write(b"\0" * 65536)
-    play.hit(struck, "")
-    play.wait(lambda: life.over, 10.0)
-    ballast.unlink()
+    with play.observer.looking_away():  # SQLite cannot read a database without any space
+        with ballast.open("wb", buffering=0) as file, suppress(OSError):
+            while shutil.disk_usage(play.case.folder).free:
+                file.write(b"\0" * 65536)
+        play.hit(struck, "")
+        play.wait(lambda: life.over, 10.0)
+        ballast.unlink()
     play.mended(struck)
     struck.hit = life.over or feed.retried > retried
     ended = play.complaint() if life.over else "the driver waited"
