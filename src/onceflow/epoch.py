@@ -130,36 +130,36 @@ class Epochs:
         self._refuse_foreign(seen)
         self._refuse_other_columns()
         self.term = self.lease.next_term(max([self.log.term, *(s.term for s in seen.values())]))
-        reach("open.led")
+        self._reach("open.led", query=self._id())
 
         # 2. fence: first the epoch log, then every ledger; only then is a ledger worth reading
         token = uuid.uuid4().hex
         self.log.fence(self.term, self._facts())
         refuse_other_checkpoint(self.query, self.log.last, self.checkpoint)
-        reach("open.fenced")
+        self._reach("open.fenced", epoch=self._last_epoch)
         for name, sink in self._outputs:
             self._ledgers[name] = sink.fence(self._id(name), term=self.term, token=token)
-            reach("open.ledger-fenced")
+            self._reach("open.ledger-fenced", output=name)
         self._refuse_foreign(self._ledgers)
-        reach("open.ledgers-read")
+        self._reach("open.ledgers-read")
 
         # 3. recover: rows first, then Spark
         self._publish_last()
-        reach("open.published")
+        self._reach("open.published")
         self._make_spark_agree()
-        reach("open.spark-agrees")
+        self._reach("open.spark-agrees")
 
         # 4. sweep
         self._sweep_staged()
         for name, sink in self._outputs:
             sink.sweep(below_term=self.term)
             sink.settled(self._id(name))
-        reach("open.swept")
+        self._reach("open.swept")
 
         # 5. no-data
         self.opened_at = self.log.last.epoch if self.log.last else None
         self._put_in_no_data_epoch()
-        reach("open.ready")
+        self._reach("open.ready")
         self.log.check()  # who was paused on the way here need not start Spark to hear it
 
     def _refuse_what_cannot_work(self) -> None:
@@ -207,7 +207,7 @@ class Epochs:
                     if self._staged(file).exists():
                         verify(file, self._staged(file))
             self._publish(name, sink, last)
-            reach("epoch.output-published")
+            self._reach("epoch.output-published", epoch=last.epoch, output=name)
 
     def _add_again(self, name: str, sink: Sink, last: Decision) -> None:
         """No ledger knows whether it was added. Spark commits an epoch after it was."""
@@ -282,31 +282,31 @@ class Epochs:
 
         # 1. check
         running, plan, offsets, entries = self._check(epoch)
-        reach("epoch.checked")
+        self._reach("epoch.checked", epoch=epoch)
 
         # 2. stage: the one action over `batch`
         tag = f"{self.query.lineage[:8]}-{epoch}-{self.term}-{uuid.uuid4().hex[:8]}"
         folder = self.query.staged / tag
         with _removed_upon(BaseException, folder):
             staged = self._stager.stage(batch, folder, tag, running.load(plan), running)
-            reach("epoch.staged")
+            self._reach("epoch.staged", epoch=epoch)
 
             # 3. harden
             decision = self._decision(plan, offsets, entries, staged)
             self._harden(decision)
-            reach("epoch.hardened")
+            self._reach("epoch.hardened", epoch=epoch)
 
         # 4. decide
         with _removed_upon(Fenced, folder):  # any other failure: it may be decided
             self.log.decide(decision)
-        reach("epoch.decided")
+        self._reach("epoch.decided", epoch=epoch)
 
         # 5. publish
         for name, sink in self._outputs:
             self._publish(name, sink, decision)
-            reach("epoch.output-published")
+            self._reach("epoch.output-published", epoch=epoch, output=name)
         self.published_at = time.time()
-        reach("epoch.published")
+        self._reach("epoch.published", epoch=epoch)
 
         # 6. sweep, while Spark commits this epoch and plans the next
         self._hardened = {p for p in self._hardened if not p.is_relative_to(folder)}
@@ -319,7 +319,7 @@ class Epochs:
             self._hold_sources(end)
         for _, sink in self._outputs:
             sink.tidy()
-        reach("epoch.swept")
+        self._reach("epoch.swept")
 
     def _check(self, epoch: int) -> tuple[RunningQuery, Plan, str, SourceEntries]:
         self.log.check()
@@ -433,6 +433,10 @@ class Epochs:
         return True
 
     # ================================================================ names
+
+    def _reach(self, point: str, **facts: Any) -> None:
+        """A fault point, with what a trace says about it."""
+        reach(point, term=self.term, **facts)
 
     @property
     def _outputs(self) -> list[tuple[str, Sink]]:

@@ -27,6 +27,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from onceflow.log import EmbeddedLog
+from onceflow.model.traces import accept
+from onceflow.testing import faults
 
 FILES = 5
 ROWS = 60  # of one file
@@ -167,6 +169,7 @@ class Story:
         """One life of the driver in this process, on the session that is there."""
         import onceflow
 
+        faults.record(self.trace)
         onceflow.start(self.job(), home=self.home, once=True, **options).wait()
 
     def spawn(self, fault: str = "", host: str = "", **options: Any) -> Driver:
@@ -178,6 +181,7 @@ class Story:
             options=options,
             environment={
                 "ONCEFLOW_FAULT": fault,
+                "ONCEFLOW_TRACE": str(self.trace),
                 "ONCEFLOW_HOST": host or os.environ.get("ONCEFLOW_HOST", ""),
             },
         )
@@ -192,6 +196,11 @@ class Story:
         if code not in (0, -9):
             print(driver.said)
         return code
+
+    @property
+    def trace(self) -> Path:
+        """The points that its drivers reached, in all their lives."""
+        return self.path / "trace.jsonl"
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -233,6 +242,11 @@ class Story:
         assert not found - truth, f"doubled or wrong: {sorted(found - truth)[:5]}"
         staged = list(self.home.glob("story/lineages/*/*/onceflow/staged/*"))
         assert not staged, f"left behind: {staged}"
+
+    def check_trace(self) -> None:
+        """What its drivers did is what the model of the protocol allows."""
+        refusal = accept(self.trace.read_text().splitlines())
+        assert refusal is None, f"{self.trace}, {refusal}"
 
 
 class Driver:
@@ -421,7 +435,6 @@ def _row(row: dict[str, Any]) -> Row:
 
 def main() -> None:
     import onceflow
-    from onceflow.testing import faults
 
     onceflow.get_session("local[2]", json.loads(sys.argv[1]))
     line = sys.stdin.readline()

@@ -101,6 +101,7 @@ def test_a_driver_broken_at_any_point_loses_and_doubles_nothing(
         broken(story, case.point, visit_of(case.point), case.action)
         story.live()
     story.check()
+    story.check_trace()
 
 
 def test_every_life_in_a_process_of_its_own(tmp_path: Path) -> None:
@@ -112,6 +113,7 @@ def test_every_life_in_a_process_of_its_own(tmp_path: Path) -> None:
             broken(story, point, visit_of(point), "kill")
         assert story.live_apart() == 0
     story.check()
+    story.check_trace()
 
 
 @pytest.mark.parametrize("point", ["epoch.checked", "epoch.staged", "epoch.decided"])

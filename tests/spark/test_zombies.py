@@ -77,6 +77,7 @@ def test_a_paused_driver_that_wakes_up_changes_nothing(  # noqa: PLR0917 - fixtu
             faults.arm(waking, wake)
             story.live(take_over=True)
     story.check()
+    story.check_trace()
     if waking != "open.led":  # then it was not fenced yet: what it did was its right
         assert sleeper.process.returncode != 0, sleeper.said
         assert "Fenced" in sleeper.said, sleeper.said

@@ -9,13 +9,18 @@ that a test starts by the environment variable `ONCEFLOW_FAULT=point:action[:vis
 | raise | `InjectedFault` is raised |
 | pause | `<folder>/paused` appears and the thread waits until `<folder>/resume` does |
 
+`record(path)`, or `ONCEFLOW_TRACE=path`, appends a JSON line for every point that is reached. Who
+calls `reach` adds the facts that `onceflow.model.traces` compares with the model.
+
 The crash matrix is the product of `POINTS` with sinks and queries: a new point needs no new test.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -63,10 +68,14 @@ class _Armed:
 
 
 _armed: dict[str, _Armed] = {}
+_trace: int | None = None  # a file descriptor
+_tracing = threading.Lock()  # a thread that outlives its test must not write into a closed file
 
 
-def reach(point: str) -> None:
+def reach(point: str, **facts: object) -> None:
     """The driver stands at `point`."""
+    if _trace is not None:
+        _record({"driver": os.getpid(), "point": point, **facts})
     if not _armed:
         return
     armed = _armed.get(point)
@@ -88,11 +97,31 @@ def arm(
 
 
 def disarm() -> None:
+    """Break nothing and record nothing any more."""
     _armed.clear()
+    record(None)
+
+
+def record(path: str | os.PathLike[str] | None) -> None:
+    """Append every point that this process reaches to a file; None: no more."""
+    global _trace
+    with _tracing:
+        if _trace is not None:
+            os.close(_trace)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        _trace = None if path is None else os.open(path, flags, 0o644)
+
+
+def _record(event: dict[str, object]) -> None:
+    with _tracing:
+        if _trace is not None:
+            os.write(_trace, json.dumps(event).encode() + b"\n")  # one write: lines stay whole
 
 
 def arm_from_environment() -> None:
-    """Arm what `ONCEFLOW_FAULT` asks for (several are separated by commas)."""
+    """Arm what `ONCEFLOW_FAULT` asks for (several are separated by commas); record if asked to."""
+    if os.environ.get("ONCEFLOW_TRACE"):
+        record(os.environ["ONCEFLOW_TRACE"])
     for spec in filter(None, os.environ.get("ONCEFLOW_FAULT", "").split(",")):
         point, action, *rest = spec.split(":")
         visit = int(rest[0]) if rest else 1
