@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from onceflow.errors import Damaged
 from onceflow.ledger import Committable
+from onceflow.schema import quoted
 from onceflow.storage import fsync_dir, fsync_file
 
 # Task attempts become visible in the staging area only when the whole job commits.
@@ -27,6 +29,7 @@ AS_WRITTEN = {
 T = TypeVar("T")
 _FEW, _SMALL = 8, 1 << 20
 BY = "_onceflow_by"  # folders of the staging area that stand for the target's sub-folders
+NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 
 
 def describe(root: Path, by: tuple[str, ...]) -> tuple[Committable, ...]:
@@ -50,6 +53,17 @@ def _describe(path: Path, root: Path, by: tuple[str, ...]) -> Committable:
     values = [p.partition("=")[2] for p in path.relative_to(root).parts if p.startswith(BY)]
     partition = "/".join(f"{name}={value}" for name, value in zip(by, values, strict=False))
     return Committable(str(path), rows, size, crc, partition)
+
+
+def read_staged(spark: Any, root: Path, schema: str, by: tuple[str, ...]) -> Any:
+    """What is staged under `root` as a Spark DataFrame, with a column for each folder."""
+    from pyspark.sql.types import StringType, StructType
+
+    wanted = StructType.fromJson(json.loads(schema))
+    for i in range(len(by)):
+        wanted = wanted.add(f"{BY}{i}", StringType())
+    reader = spark.read.schema(wanted).options(**AS_WRITTEN).option("basePath", str(root))
+    return reader.parquet(str(root)).select(*(quoted(f.name) for f in wanted.fields))
 
 
 def _checksum(path: Path) -> tuple[int, int]:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping
-from functools import cached_property
+from collections.abc import Mapping
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from onceflow.committables import AS_WRITTEN, COMMITTER, describe
 from onceflow.committables import BY as _BY
+from onceflow.committables import COMMITTER, NULL_FOLDER, describe, read_staged
 from onceflow.errors import BadRows, JobError
 from onceflow.ledger import Committable
 from onceflow.schema import arrow_schema, columns, leaf_types, nested_twice, quoted
@@ -40,7 +40,6 @@ _SETTINGS = {
     "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
 }
 _QUICK = {"parquet.compression.codec.zstd.level": "1"}  # if the session writes zstd
-_NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 _WIDTHS = {
     "boolean": 1,
     "byte": 1,
@@ -78,7 +77,7 @@ class Stager:
             files = describe(root, sink.by)
             self._learn(files)
             total = [total[0] + sum(f.rows for f in files), total[1] + sum(f.bytes for f in files)]
-            read = self._reader(spark, root, sink)
+            read = partial(read_staged, spark, root, self._schema, sink.by)
             scratch = folder / f"{route}"
             staged[name] = sink.stage(Staged(files, folder, scratch, tag, self._schema, read))
         self._last = (total[0], total[1], load.input)
@@ -120,7 +119,7 @@ class Stager:
                 for value in part.column(name).unique():
                     column = part.column(name)
                     same = pc.equal(column, value) if value.is_valid else pc.is_null(column)
-                    text = str(value) if value.is_valid else _NULL_FOLDER
+                    text = str(value) if value.is_valid else NULL_FOLDER
                     chosen = part.filter(same).drop_columns([name])
                     split.append((folder / f"{name}={text}", chosen))
             parts = split
@@ -173,7 +172,7 @@ class Stager:
                     text = sink.by_columns()[i].cast("string")
                     # These share a folder with null; as values of their own they would share a
                     # file with it, too. The files keep the column, so nothing is lost.
-                    text = F.when(~text.isin("", _NULL_FOLDER), text)
+                    text = F.when(~text.isin("", NULL_FOLDER), text)
                     mine = F.col(_ROUTE) == F.lit(number) if self._routed else F.lit(True)
                     folder = F.when(mine, text).otherwise(folder)
             rows = rows.withColumn(f"{_BY}{i}", folder)
@@ -200,19 +199,6 @@ class Stager:
         rows = sum(file.rows for file in files)
         if rows >= 1000:
             self._bytes_per_row = sum(file.bytes for file in files) / rows
-
-    def _reader(self, spark: Any, root: Path, sink: Sink) -> Callable[[], Any]:
-        def read() -> Any:
-            from pyspark.sql.types import StringType, StructType
-
-            schema = StructType.fromJson(json.loads(self._schema))
-            for i in range(len(sink.by)):
-                schema = schema.add(f"{_BY}{i}", StringType())
-            reader = spark.read.schema(schema).options(**AS_WRITTEN).option("basePath", str(root))
-            rows = reader.parquet(str(root))
-            return rows.select(*(quoted(f.name) for f in schema.fields))
-
-        return read
 
 
 def _folder_columns(names: list[str]) -> list[str]:

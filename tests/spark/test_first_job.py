@@ -6,20 +6,15 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from commands import SECONDS, environment
 
+from pages import DOCS, blocks, missing
+
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "first-job.md"
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-def blocks(path: Path = PAGE) -> list[tuple[str, str]]:
-    """What is fenced on a page: (language, text)."""
-    return [(found[1], found[2]) for found in BLOCK.finditer(path.read_text())]
+PAGE = DOCS / "first-job.md"
 
 
 def type_in(text: str, folder: Path) -> str:
@@ -34,19 +29,10 @@ def type_in(text: str, folder: Path) -> str:
     return done.stdout
 
 
-def missing(expected: str, said: str) -> Iterator[str]:
-    """Lines of the page that were not said, or not in this order. `…` stands for anything."""
-    left = iter(said.splitlines())
-    for line in expected.splitlines():
-        pattern = ".*".join(map(re.escape, line.split("…")))
-        if not any(re.fullmatch(pattern, heard) for heard in left):
-            yield line
-
-
 @pytest.mark.kill
 def test_every_command_of_the_page_prints_what_the_page_says(tmp_path: Path) -> None:
     said = ""
-    for language, text in blocks():
+    for language, text in blocks(PAGE):
         match language:
             case "python":
                 name = re.match(r"# (\w+\.py)\n", text)
@@ -66,5 +52,5 @@ def test_every_command_of_the_page_prints_what_the_page_says(tmp_path: Path) -> 
 def test_the_page_the_readme_and_the_example_show_the_same_job() -> None:
     _, _, job = (ROOT / "examples" / "word_count.py").read_text().partition('"""\n\n')
     assert job.startswith("from pyspark.sql import functions as F\n")
-    assert ("python", f"# word_count.py\n{job}") in blocks()
+    assert ("python", f"# word_count.py\n{job}") in blocks(PAGE)
     assert ("python", job) in blocks(ROOT / "README.md")

@@ -20,11 +20,12 @@ FILES = {*LOW, "onceflow.storage", "onceflow.ledger", "onceflow.committables"}
 LOG = {*FILES, "onceflow.schema", "onceflow.commits"}
 ALLOWED: dict[str, set[str]] = {
     "onceflow.errors": set(),
-    "onceflow.testing": set(),
+    "onceflow.testing.faults": set(),
+    "onceflow.testing": {*LOG, "onceflow.sinks.base"},
     "onceflow.schema": {"onceflow.errors"},
     "onceflow.storage": LOW,
     "onceflow.ledger": {"onceflow.errors"},
-    "onceflow.committables": {*LOW, "onceflow.storage", "onceflow.ledger"},
+    "onceflow.committables": {*LOW, "onceflow.schema", "onceflow.storage", "onceflow.ledger"},
     "onceflow.commits": {*LOW, "onceflow.storage", "onceflow.ledger"},
     "onceflow.log": LOG,
     "onceflow.sinks": {*LOG, "onceflow.log"},
@@ -141,9 +142,18 @@ def loaded_by(statement: str) -> set[str]:
         "import onceflow",
         "import onceflow.cli",
         "import onceflow.sinks, onceflow.sources",
+        "import onceflow.testing",
         "from onceflow.runtime import lease",
         "from onceflow.spark_inside import Checkpoint",
     ],
 )
 def test_importing_loads_neither_spark_nor_arrow(statement: str) -> None:
-    assert loaded_by(statement).isdisjoint({"pyspark", "py4j", "pyarrow", "numpy", "pandas"})
+    heavy = {"pyspark", "py4j", "pyarrow", "numpy", "pandas", "pytest"}
+    assert loaded_by(statement).isdisjoint(heavy)
+
+
+def test_the_contract_of_sinks_is_imported_when_asked_for_and_says_that_it_needs_pytest() -> None:
+    assert "pytest" in loaded_by("from onceflow.testing import SinkContract")
+    code = "import sys; sys.modules['pytest'] = None; from onceflow.testing import SinkContract"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "SetupError: the contract of sinks needs pytest\n  fix: pip install pytest" in ran.stderr

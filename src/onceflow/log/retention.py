@@ -211,7 +211,15 @@ def take_back(
                 f"{output}, so it cannot go back to epoch {cut.epoch}",
                 hint="bring back the log as it was (its newest copy)",
             )
-        gone[:] = [s for s in _published_after(log, output, cut) if not log.view.has_dropped(s)]
+        later = at is not None and at.lineage != cut.lineage
+        after, kept = _split(log, output, cut, later=later)
+        if any(map(log.view.has_dropped, kept)):
+            raise TargetBehind(
+                f"{log} has taken back epochs up to {cut.epoch} of {output} before, so it cannot "
+                "go back to there",
+                hint="go back to an epoch whose rows are there, or bring back an older copy",
+            )
+        gone[:] = [s for s in after if not log.view.has_dropped(s)]
         left = [s for s in gone if s.end > log.view.cleaned[s.partition]]
         return {
             "type": "drop", "output": output, "term": term, "lineage": to.lineage,
@@ -241,17 +249,24 @@ def remove_dropped(log: EmbeddedLog) -> None:
             reach("drop.removed-one")
 
 
-def _published_after(log: EmbeddedLog, output: str, cut: Position) -> Iterator[Segment]:
-    """Lineages of an output follow each other: what another one published behind the first epoch
-    of the cut's came after it, and what it published before stays."""
-    begun = False
+def _split(
+    log: EmbeddedLog, output: str, cut: Position, *, later: bool
+) -> tuple[list[Segment], list[Segment]]:
+    """What `output` published after the cut, and what the cut's own lineage published up to it.
+
+    Epochs are numbered through from one lineage to the next. So if the ledger is in a `later` one,
+    all above the cut came after it; else what others published came before it."""
+    after: list[Segment] = []
+    kept: list[Segment] = []
     for commit in log.commits.remembered():
         if commit.get("output") != output:
             continue
         inside = commit["lineage"] == cut.lineage
-        begun = begun or inside
-        if begun and not (inside and commit["epoch"] <= cut.epoch):
-            yield from segments_of(commit)
+        if commit["epoch"] > cut.epoch and (inside or later):
+            after += segments_of(commit)
+        elif inside:
+            kept += segments_of(commit)
+    return after, kept
 
 
 def _ranges(segments: list[Segment]) -> list[list[int]]:

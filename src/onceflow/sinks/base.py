@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from onceflow.errors import JobError
-from onceflow.ledger import Committable, Guarantee, Ledger, Outcome, Publication
+from onceflow.ledger import Committable, Guarantee, Ledger, Outcome, Position, Publication
 from onceflow.schema import quoted
 
 
@@ -42,6 +42,7 @@ class Sink(ABC):
     by: tuple[str, ...] = ()  # what makes sub-folders of the target
     by_number: ClassVar[bool] = False  # are these sub-folders numbered?
     roll_bytes: int | None = None  # about how large one staged file may become
+    rewinds: bool = False  # does it have `rewind`?
 
     @abstractmethod
     def fence(self, output: str, *, term: int, token: str) -> Ledger:
@@ -94,6 +95,19 @@ class Sink(ABC):
 
     def sweep(self, *, below_term: int) -> None:
         """Remove what older terms staged in the target itself."""
+
+    def rewind(self, output: str, *, cut: Position, to: Position, term: int, decision: str) -> None:
+        """Take back what `output` published after `cut`, and nobody else's rows, and move its
+        ledger to `to`, in one atomic step.
+
+        `to` is the cut in a new lineage, `decision` the nonce of the cut's own decision. If the
+        ledger is in that lineage already, it was done before: nothing changes. A term above ours
+        is `Fenced`; a ledger that has not come to the cut is `TargetBehind`.
+        """
+        raise JobError(
+            f"{self} cannot take back what it published",
+            hint="write this output to a sink that can, for instance Log",
+        )
 
     def target(self) -> dict[str, Any]:
         """How to find the target again (`onceflow ledger` does). No secrets."""

@@ -11,11 +11,11 @@ from typing import Any
 
 from onceflow.commits import Commit, CommitLog
 from onceflow.errors import JobError, OnceflowError, TargetBehind
-from onceflow.ledger import Ledger, Outcome, Publication
+from onceflow.ledger import Ledger, Outcome, Position, Publication
 from onceflow.log.commits import Facts
 from onceflow.log.creation import refuse_facts
 from onceflow.log.embedded import EmbeddedLog
-from onceflow.log.retention import remove_dropped
+from onceflow.log.retention import remove_dropped, take_back
 from onceflow.log.segments import key_partition
 from onceflow.schema import columns, refuse_difference
 from onceflow.sinks.base import parse_bytes
@@ -38,6 +38,7 @@ class Log(FolderSink):
     modes = ("append", "update")
     shared = True
     by_number = True
+    rewinds = True
 
     def __init__(
         self,
@@ -158,6 +159,12 @@ class Log(FolderSink):
         self._output = publication.output
         if self._existing() is None:
             raise self._gone()
+
+    def rewind(self, output: str, *, cut: Position, to: Position, term: int, decision: str) -> None:
+        log = self._existing()
+        if log is None:
+            raise self._gone()
+        take_back(log, output, cut=cut, to=to, term=term, decision=decision)
 
     def tidy(self) -> None:
         assert self._log is not None

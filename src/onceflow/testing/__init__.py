@@ -1,1 +1,27 @@
 """What tests of onceflow, and of sinks for onceflow, are built with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onceflow.testing.contract import SinkContract
+
+__all__ = ["SinkContract"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when it is asked for: the product has its fault points here, and needs no pytest."""
+    if name != "SinkContract":
+        raise AttributeError(f"module 'onceflow.testing' has no attribute {name!r}")
+    try:
+        import pytest
+    except ImportError:
+        from onceflow.errors import SetupError
+
+        raise SetupError("the contract of sinks needs pytest", hint="pip install pytest") from None
+    for module in ("contract", "rewinding", "under_test"):  # failed assertions show what they met
+        pytest.register_assert_rewrite(f"{__name__}.{module}")
+    from onceflow.testing.contract import SinkContract
+
+    return SinkContract

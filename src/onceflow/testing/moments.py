@@ -1,0 +1,116 @@
+"""The moments of some work at which it leaves Python for what lasts: files, sockets, a database.
+
+A sink that anybody wrote has no fault points. But whatever it does to its target, it does by a
+call that leaves Python, and the interpreter tells of each of them, before and after. So a test can
+break the work, or look at the target, between every two of its effects.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+_SYSTEM = {"_io", "_socket", "_ssl", "fcntl", "io", "posix", "socket", "sqlite3", "ssl"}
+# They change nothing, so before and after them the target is the same.
+_LOOKS = {
+    "fetchall", "fetchone", "fileno", "fspath", "fstat", "getpid", "listdir", "lstat", "read",
+    "readall", "readinto", "readline", "readlines", "scandir", "seek", "stat", "tell", "urandom",
+    "__enter__",
+}  # fmt: skip
+_STILL = 0.1  # seconds
+
+
+@contextmanager
+def at_moments(act: Callable[[int], None]) -> Iterator[None]:
+    """Call `act` with 1, 2, 3 … at each moment of what this thread does in the block.
+
+    What `act` does itself has no moments. What the block has other threads do has none either.
+    """
+    count = 0
+
+    def profile(frame: FrameType, event: str, called: Any) -> None:
+        nonlocal count
+        if event in ("c_call", "c_return") and _lasts(called) and not _imports(frame):
+            count += 1
+            act(count)
+
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+def kill_at(moment: int) -> AbstractContextManager[None]:
+    """End this process, as by `kill -9`, at that moment of the block."""
+
+    def act(number: int) -> None:
+        if number == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return at_moments(act)
+
+
+def _lasts(called: Any) -> bool:
+    if called.__name__ in _LOOKS:
+        return False
+    module = called.__module__ or type(getattr(called, "__self__", None)).__module__
+    package = module.partition(".")[0]
+    return package in _SYSTEM or package not in sys.stdlib_module_names
+
+
+def _imports(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith("<frozen importlib")
+
+
+class Aside:
+    """Work in a thread of its own that we let go first, unless it waits for something of ours."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._moments = 0
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with at_moments(self._note):
+                self._work()
+        except BaseException as error:
+            self._failure = error
+
+    def _note(self, moment: int) -> None:
+        self._moments = moment
+
+    def let_go_first(self) -> None:
+        """Returns when it has ended, or waits for something: a lock, perhaps, that we hold."""
+        seen = -1
+        while self._thread.is_alive() and not (seen == self._moments and self._waits()):
+            seen = self._moments
+            self._thread.join(_STILL)
+
+    def _waits(self) -> bool:
+        """It did nothing for a while: does it wait, or has the machine not come to it?"""
+        try:
+            stat = Path(f"/proc/self/task/{self._thread.native_id}/stat").read_text()
+        except OSError:
+            return True  # not on Linux
+        return stat.rpartition(") ")[2].startswith("S")
+
+    def end(self) -> None:
+        """Wait for its end. What it raised is raised here."""
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()

@@ -1,0 +1,162 @@
+"""A stand-in for the driver: does with a sink what `onceflow.epoch` does, without Spark."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from onceflow.committables import BY, NULL_FOLDER, describe, harden, read_staged, verify
+from onceflow.errors import SetupError
+from onceflow.ledger import Committable, Ledger, Outcome, Position, Publication
+from onceflow.schema import arrow_schema
+from onceflow.sinks.base import Sink, Staged
+from onceflow.testing.rows import Row
+
+OUTPUT = "job/query/output"
+LINEAGE = "0f8fad5b-d9cb-469f-a165-70867728950e"
+
+
+@dataclass
+class StandIn:
+    """The driver of one term, for one output. Each step is that of the epoch protocol."""
+
+    sink: Sink
+    home: Path
+    schema: str
+    term: int
+    folders: Callable[[Sink, Row], tuple[str, ...]]  # row -> a value for each part of `sink.by`
+    output: str = OUTPUT
+    mode: str = "append"
+    lineage: str = LINEAGE
+    session: Any = None
+    ledger: Ledger = field(default_factory=Ledger)
+
+    # -------------------------------------------------------------- opening
+
+    def open(self, last: Publication | None = None) -> StandIn:
+        """All steps of opening; `last` is the decision that the epoch log has."""
+        self.fence()
+        if last is not None:
+            self.recover(last)
+        self.sweep()
+        return self
+
+    def fence(self) -> Ledger:
+        self.sink.prepare(self.output, self.schema, self.mode)
+        self.sink.published(self.output)
+        self.ledger = self.sink.fence(self.output, term=self.term, token=f"token {self.term}")
+        return self.ledger
+
+    def recover(self, last: Publication) -> Outcome:
+        if self.ledger.position != last.position:
+            for file in last.files:
+                if Path(file.path).exists():
+                    verify(file, file.path)
+        return self.publish(last)
+
+    def sweep(self) -> None:
+        for folder in (self.home / "staged").glob("*-*-*-*"):
+            if int(folder.name.rsplit("-", 2)[1]) < self.term:
+                shutil.rmtree(folder, ignore_errors=True)
+        self.sink.sweep(below_term=self.term)
+        self.sink.settled(self.output)
+
+    def rewind(self, cut: Publication) -> None:
+        """Go back to where the target was after `cut`, in a lineage of our own."""
+        to = Position(self.lineage, cut.epoch)
+        self.sink.rewind(
+            self.output, cut=cut.position, to=to, term=self.term, decision=cut.decision
+        )
+        self.ledger = Ledger(self.term, to, cut.decision)
+
+    # -------------------------------------------------------------- one epoch
+
+    def run(self, epoch: int, rows: Iterable[Row]) -> Publication:
+        """Stage, decide, publish, sweep."""
+        decided = self.stage(epoch, rows)
+        outcome = self.publish(decided)
+        assert outcome is Outcome.PUBLISHED, f"publish of a new epoch says: {outcome}"
+        self.drop_staged(epoch)
+        self.sink.tidy()
+        return decided
+
+    def stage(self, epoch: int, rows: Iterable[Row]) -> Publication:
+        """Stage rows and harden them. What is returned is what a decision would say."""
+        tag = f"{self.lineage[:8]}-{epoch}-{self.term}-{uuid.uuid4().hex[:8]}"
+        folder = self.home / "staged" / tag
+        root = folder / "rows"
+        root.mkdir(parents=True)
+        self._write(list(rows), root)
+        staged = Staged(
+            files=describe(root, self.sink.by),
+            folder=folder,
+            scratch=folder / "0",
+            tag=tag,
+            schema=self.schema,
+            read=lambda: self._read(root),
+        )
+        files = self.sink.stage(staged)
+        harden([file.path for file in files], self.home, set())
+        return self._decision(epoch, files)
+
+    def publish(self, decided: Publication) -> Outcome:
+        outcome = self.sink.publish(replace(decided, term=self.term))
+        self.ledger = Ledger(self.term, decided.position, decided.decision)
+        return outcome
+
+    def drop_staged(self, epoch: int) -> None:
+        for folder in (self.home / "staged").glob(f"{self.lineage[:8]}-{epoch}-*-*"):
+            shutil.rmtree(folder)
+
+    def _decision(self, epoch: int, files: tuple[Committable, ...]) -> Publication:
+        return Publication(
+            output=self.output,
+            lineage=self.lineage,
+            epoch=epoch,
+            term=self.term,
+            previous=self.ledger.position,
+            files=files,
+            schema=self.schema,
+            mode=self.mode,
+            decision=f"decision {epoch} of {self.lineage[:8]}",
+        )
+
+    def _write(self, rows: list[Row], root: Path) -> None:
+        """Two files in each folder that has several rows, so that a part of them can be seen."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        parts: dict[Path, list[Row]] = {}
+        for row in rows:
+            values = self.folders(self.sink, row)
+            folder = root.joinpath(*(f"{BY}{i}={value}" for i, value in enumerate(values)))
+            parts.setdefault(folder, []).append(row)
+        for folder, part in parts.items():
+            folder.mkdir(parents=True, exist_ok=True)
+            for half in (part[: len(part) // 2], part[len(part) // 2 :]):
+                if half:
+                    table = pa.Table.from_pylist(half, arrow_schema(self.schema))
+                    pq.write_table(table, folder / f"part-{uuid.uuid4()}.parquet")
+
+    def _read(self, root: Path) -> Any:
+        if self.session is None:
+            raise SetupError(
+                f"{self.sink} reads the staged rows with Spark, and the contract has no session",
+                hint="override the fixture `session` of the contract so that it returns one",
+            )
+        return read_staged(self.session, root, self.schema, self.sink.by)
+
+
+def folder_values(sink: Sink, row: Row) -> tuple[str, ...]:
+    """What Spark makes of the columns of `by` when it names folders after them."""
+    return tuple(_text(row[name]) for name in sink.by)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return NULL_FOLDER if value in (None, "") else str(value)

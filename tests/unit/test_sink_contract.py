@@ -1,0 +1,128 @@
+"""Our own sinks, held to the contract that anybody's sink is held to."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import zlib
+from contextlib import closing
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from onceflow.errors import JobError
+from onceflow.log import EmbeddedLog
+from onceflow.sinks import Files, Log, Position, Sink, Sqlite
+from onceflow.sinks.files import published_files
+from onceflow.testing import SinkContract
+
+
+class OurContract(SinkContract):
+    tries = 1000 if os.environ.get("ONCEFLOW_TEST_ALL") else 8
+
+
+class RollingUp(Files):
+    roll_up_every = 8
+
+
+class TestFiles(OurContract):
+    def make_sink(self, folder: Path) -> Sink:
+        return RollingUp(folder / "out")
+
+    def read_rows(self, folder: Path) -> list[dict[str, Any]]:
+        """As a plain reader does: every file whose name does not begin with _ or a dot."""
+        files = (folder / "out").rglob("[!_.]*.parquet")
+        return _rows(path for path in files if "_staged" not in path.parts)
+
+    def read_epochs(self, folder: Path) -> list[dict[str, Any]]:
+        return _rows(folder / "out" / file["path"] for file in published_files(folder / "out"))
+
+
+class TestFilesInSubFolders(TestFiles):
+    def make_sink(self, folder: Path) -> Sink:
+        return Files(folder / "out", by=["ok", "day"])
+
+
+class Copying(Files):
+    """As on another file system than the home: rows are staged in the target."""
+
+    _renames = False
+
+
+class TestFilesOnAnotherFileSystem(TestFiles):
+    def make_sink(self, folder: Path) -> Sink:
+        return Copying(folder / "out")
+
+
+class TestLog(OurContract):
+    def make_sink(self, folder: Path) -> Sink:
+        return Log(folder / "log")
+
+    def read_rows(self, folder: Path) -> list[dict[str, Any]]:
+        if not (folder / "log" / "_commits").exists():
+            return []
+        log = EmbeddedLog(folder / "log")
+        return [row for batch in log.read(columns=log.schema.names) for row in batch.to_pylist()]
+
+    def read_latest(self, folder: Path) -> list[dict[str, Any]]:
+        return list({row["id"]: row for row in self.read_rows(folder)}.values())
+
+
+class TestLogWithKey(TestLog):
+    def make_sink(self, folder: Path) -> Sink:
+        return Log(folder / "log", key="id", partitions=3)
+
+    def folders(self, sink: Sink, row: dict[str, Any]) -> tuple[str, ...]:
+        return (str((zlib.crc32(str(row["id"]).encode()) & 0x7FFFFFFF) % 3),)
+
+
+class TestSqlite(OurContract):
+    modes = ("append", "complete")
+
+    def make_sink(self, folder: Path) -> Sink:
+        return Sqlite(folder / "out.db", table="rows")
+
+    def read_rows(self, folder: Path) -> list[dict[str, Any]]:
+        with closing(sqlite3.connect(f"file:{folder}/out.db?mode=ro", uri=True)) as db:
+            db.row_factory = sqlite3.Row
+            if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'rows'").fetchall():
+                return []
+            return [_value_of(row) for row in db.execute("SELECT * FROM rows")]
+
+
+class TestSqliteWithKey(TestSqlite):
+    modes = ("append", "update", "complete")
+
+    def make_sink(self, folder: Path) -> Sink:
+        return Sqlite(folder / "out.db", table="rows", key="id")
+
+
+def test_a_sink_that_cannot_take_rows_back_says_so(tmp_path: Path) -> None:
+    sink, cut, to = Files(tmp_path), Position("parent", 1), Position("child", 1)
+    assert not sink.rewinds
+    with pytest.raises(JobError, match="cannot take back what it published"):
+        sink.rewind("job/query/output", cut=cut, to=to, term=1, decision="")
+
+
+def _rows(paths: Any) -> list[dict[str, Any]]:
+    return [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
+
+
+def _value_of(row: sqlite3.Row) -> dict[str, Any]:
+    """SQLite has no type for these: they are text, as `Sqlite` says."""
+    forms: dict[str, Any] = {
+        "amount": Decimal,
+        "day": date.fromisoformat,
+        "at": lambda text: datetime.fromisoformat(text).replace(tzinfo=UTC),
+        "tags": json.loads,
+        "place": json.loads,
+    }
+    return {
+        name: row[name] if row[name] is None else forms.get(name, lambda value: value)(row[name])
+        for name in row.keys()  # noqa: SIM118
+    }

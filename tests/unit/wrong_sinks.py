@@ -1,0 +1,448 @@
+"""Sinks for the contract's own tests: some that are right, and for each fault one that has it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from json_sink import JsonFile
+from json_store import Store
+
+from onceflow.committables import describe
+from onceflow.errors import Fenced, TargetForeign
+from onceflow.ledger import judge
+from onceflow.schema import columns
+from onceflow.sinks import Committable, Ledger, Outcome, Position, Publication, Staged
+from onceflow.storage import make_dirs, replace_file
+
+# ---------------------------------------------------------------- right ones
+
+
+class Plain(JsonFile):
+    """The sink without its `rewind`: what is made of it has no tests of that."""
+
+    rewinds = False
+
+
+class Owned(Plain):
+    """One output has the file to itself."""
+
+    shared = False
+
+    def fence(self, output: str, *, term: int, token: str) -> Ledger:
+        if {*self.store.load()["ledgers"]} - {output}:
+            raise TargetForeign(f"{self} belongs to another output")
+        return super().fence(output, term=term, token=token)
+
+
+class Keyed(Plain):
+    """Upserts by `id` in update mode, replaces in complete mode."""
+
+    modes = ("append", "update", "complete")
+
+    def _merged(self, rows: list[Any], publication: Publication) -> list[Any]:
+        added = super()._merged([], publication)
+        if publication.mode == "complete":
+            return added
+        ids = {row["id"] for *_, row in added}
+        return [entry for entry in rows if entry[-1]["id"] not in ids] + added
+
+
+class StagesInTarget(Plain):
+    """Copies what is staged to beside the file."""
+
+    @property
+    def _area(self) -> Path:
+        return Path(f"{self.store.path}.staged")
+
+    def stage(self, staged: Staged) -> tuple[Committable, ...]:
+        folder = self._area / staged.tag
+        make_dirs(folder)
+        for file in staged.files:
+            shutil.copy(file.path, folder)
+        return describe(folder, ())
+
+    def sweep(self, *, below_term: int) -> None:
+        for folder in self._area.glob("*-*-*-*"):
+            if int(folder.name.rsplit("-", 2)[1]) < below_term:
+                shutil.rmtree(folder)
+
+
+# ---------------------------------------------------------------- all or nothing
+
+
+class _TwoFiles(Store):
+    """Rows in one file, ledgers in another."""
+
+    @property
+    def _ledgers(self) -> Path:
+        return Path(f"{self.path}.ledgers")
+
+    def load(self) -> dict[str, Any]:
+        content: dict[str, Any] = super().load()
+        if self._ledgers.exists():
+            content["ledgers"] = json.loads(self._ledgers.read_text())
+        return content
+
+    def save(self, content: dict[str, Any]) -> None:
+        super().save(content)
+        replace_file(self._ledgers, json.dumps(content["ledgers"]).encode())
+
+
+class RowsBeforeLedger(Plain):
+    def __init__(self, path: Path) -> None:
+        self.store = _TwoFiles(path)
+
+
+class ShowsHalfAnEpoch(Plain):
+    """Whoever comes next removes it, so nothing of it stays."""
+
+    def fence(self, output: str, *, term: int, token: str) -> Ledger:
+        ledger: Ledger = super().fence(output, term=term, token=token)
+        with self.store.change() as content:
+            last = -1 if ledger.position is None else ledger.position.epoch
+            content["rows"] = [e for e in content["rows"] if e[0] != output or e[2] <= last]
+        return ledger
+
+    def publish(self, publication: Publication) -> Outcome:
+        with self.store.change() as content:
+            ledger = self._ledger(self._said(content, publication.output))
+            if judge(ledger, publication, str(self)) is Outcome.PUBLISHED:
+                rows = super()._merged([], publication)
+                content["rows"] += rows[: len(rows) // 2]
+        outcome: Outcome = super().publish(publication)
+        return outcome
+
+    def _merged(self, rows: list[Any], publication: Publication) -> list[Any]:
+        whose = [publication.output, publication.lineage, publication.epoch]
+        merged: list[Any] = super()._merged([e for e in rows if e[:3] != whose], publication)
+        return merged
+
+
+# ---------------------------------------------------------------- the ledger
+
+
+class _Judges(Plain):
+    """Publishes by another comparison than `judge`."""
+
+    def seen(self, said: dict[str, Any], publication: Publication) -> tuple[Ledger, Publication]:
+        """What it takes ledger and publication for."""
+        raise NotImplementedError
+
+    def publish(self, publication: Publication) -> Outcome:
+        with self.store.change() as content:
+            said = self._said(content, publication.output)
+            outcome = judge(*self.seen(said, publication), str(self))
+            if outcome is Outcome.PUBLISHED:
+                content["columns"] = columns(publication.schema)
+                content["rows"] = self._merged(content["rows"], publication)
+                said["lineages"][publication.lineage] = publication.epoch
+                said |= {"decision": publication.decision, "by": publication.term}
+        return outcome
+
+
+class ForgetsOlderEpochs(_Judges):
+    def seen(self, said: dict[str, Any], publication: Publication) -> tuple[Ledger, Publication]:
+        ledger = self._ledger(said)
+        at = ledger.position
+        if at and at.lineage == publication.lineage and at.epoch > publication.epoch:
+            return replace(ledger, position=publication.previous), publication
+        return ledger, publication
+
+
+class KnowsOnlyWhatItPublishedItself(_Judges):
+    def seen(self, said: dict[str, Any], publication: Publication) -> tuple[Ledger, Publication]:
+        ledger = self._ledger(said)
+        if ledger.position == publication.position and said["by"] != publication.term:
+            return replace(ledger, position=publication.previous), publication
+        return ledger, publication
+
+
+class IgnoresTheDecision(_Judges):
+    def seen(self, said: dict[str, Any], publication: Publication) -> tuple[Ledger, Publication]:
+        return replace(self._ledger(said), decision=publication.decision), publication
+
+
+class IgnoresTheTerm(_Judges):
+    def seen(self, said: dict[str, Any], publication: Publication) -> tuple[Ledger, Publication]:
+        return replace(self._ledger(said), term=0), publication
+
+
+class IgnoresTheLineage(_Judges):
+    def seen(self, said: dict[str, Any], publication: Publication) -> tuple[Ledger, Publication]:
+        def known(position: Position | None) -> Position | None:
+            return position and replace(position, lineage="")
+
+        ledger = self._ledger(said)
+        return replace(ledger, position=known(ledger.position)), replace(
+            publication, lineage="", previous=known(publication.previous)
+        )
+
+
+class IgnoresGaps(_Judges):
+    def seen(self, said: dict[str, Any], publication: Publication) -> tuple[Ledger, Publication]:
+        ledger = self._ledger(said)
+        if ledger.position and ledger.position.lineage == publication.lineage:
+            return ledger, replace(publication, previous=ledger.position)
+        return ledger, publication
+
+
+class SkipsEmptyEpochs(Plain):
+    def publish(self, publication: Publication) -> Outcome:
+        published: Outcome = Outcome.PUBLISHED
+        return super().publish(publication) if publication.files else published
+
+
+class KeepsTheTermInMemory(Plain):
+    _memory: ClassVar[dict[tuple[str, str], dict[str, Any]]] = {}
+
+    def fence(self, output: str, *, term: int, token: str) -> Ledger:
+        ledger: Ledger = super().fence(output, term=term, token=token)
+        self._memory[str(self), output] = {"term": term, "token": token}
+        return ledger
+
+    def _said(self, content: dict[str, Any], output: str) -> dict[str, Any]:
+        said: dict[str, Any] = super()._said(content, output)
+        said |= self._memory.get((str(self), output), {"term": 0, "token": ""})
+        return said
+
+
+class HasOneLedger(Plain):
+    def _said(self, content: dict[str, Any], output: str) -> dict[str, Any]:
+        said: dict[str, Any] = super()._said(content, "all")
+        return said
+
+
+class TakesAnyOutput(Plain):
+    shared = False
+
+
+# ---------------------------------------------------------------- fencing
+
+
+class _Fences(Plain):
+    """Fences by another comparison."""
+
+    def refuses(self, said: dict[str, Any], term: int, token: str) -> bool:
+        raise NotImplementedError
+
+    def fence(self, output: str, *, term: int, token: str) -> Ledger:
+        with self.store.change() as content:
+            said = self._said(content, output)
+            if self.refuses(said, term, token):
+                raise Fenced(f"{self} has seen term {said['term']}")
+            said |= {"term": term, "token": token}
+        ledger: Ledger = self._ledger(said)
+        return ledger
+
+
+class LetsLowerTermsFence(_Fences):
+    def refuses(self, said: dict[str, Any], term: int, token: str) -> bool:
+        return bool(said["term"] == term and said["token"] != token)
+
+
+class IgnoresTheToken(_Fences):
+    def refuses(self, said: dict[str, Any], term: int, token: str) -> bool:
+        return bool(said["term"] > term)
+
+
+class RefusesItsOwnFence(_Fences):
+    def refuses(self, said: dict[str, Any], term: int, token: str) -> bool:
+        return bool(said["term"] >= term)
+
+
+class _Unlocked(Store):
+    @contextmanager
+    def change(self) -> Iterator[dict[str, Any]]:
+        content = self.load()
+        yield content
+        self.save(content)
+
+
+class TakesNoLock(Plain):
+    def __init__(self, path: Path) -> None:
+        self.store = _Unlocked(path)
+
+
+# ---------------------------------------------------------------- before an epoch
+
+
+class TakesOtherColumns(Plain):
+    def prepare(self, output: str, schema: str, mode: str) -> None:
+        self.refuse_mode(mode)
+
+
+class TakesAnyMode(Plain):
+    def prepare(self, output: str, schema: str, mode: str) -> None:
+        super().prepare(output, schema, "append")
+
+
+class CreatesTheFileWhenAsked(Plain):
+    def published(self, output: str) -> Ledger:
+        with self.store.change():
+            ledger: Ledger = super().published(output)
+        return ledger
+
+
+class TellsItsPassword(Plain):
+    password = "hunter2"
+
+    def target(self) -> dict[str, Any]:
+        return {"kind": "json", "dsn": f"json://user:{self.password}@host/rows"}
+
+
+# ---------------------------------------------------------------- staged files
+
+
+class DescribesWrongly(StagesInTarget):
+    def stage(self, staged: Staged) -> tuple[Committable, ...]:
+        return tuple(replace(file, crc32=0) for file in super().stage(staged))
+
+
+class LeavesOutMissingFiles(Plain):
+    def _staged_rows(self, publication: Publication) -> Iterator[Any]:
+        there = tuple(file for file in publication.files if Path(file.path).exists())
+        return super()._staged_rows(replace(publication, files=there))
+
+
+class SweepsNothing(StagesInTarget):
+    def sweep(self, *, below_term: int) -> None:
+        pass
+
+
+class SweepsEverything(StagesInTarget):
+    def sweep(self, *, below_term: int) -> None:
+        super().sweep(below_term=below_term + 1)
+
+
+# ---------------------------------------------------------------- rows
+
+
+class TurnsNullIntoText(Plain):
+    def _staged_rows(self, publication: Publication) -> Iterator[Any]:
+        for row in super()._staged_rows(publication):
+            yield {name: "" if value is None else value for name, value in row.items()}
+
+
+class AddsInUpdateMode(Keyed):
+    def _merged(self, rows: list[Any], publication: Publication) -> list[Any]:
+        added: list[Any] = JsonFile._merged(self, [], publication)
+        return rows + added if publication.mode == "update" else super()._merged(rows, publication)
+
+
+class AddsInCompleteMode(Keyed):
+    def _merged(self, rows: list[Any], publication: Publication) -> list[Any]:
+        kept = rows if publication.mode == "complete" else []
+        return kept + super()._merged([] if kept else rows, publication)
+
+
+class ThrowsOldRowsAway(Plain):
+    def tidy(self) -> None:
+        with self.store.change() as content:
+            content["rows"] = content["rows"][-60:]
+
+
+# ---------------------------------------------------------------- rewind
+
+
+class KeepsTheDecision(JsonFile):
+    def rewind(self, output: str, **facts: Any) -> None:
+        facts["decision"] = self.published(output).decision
+        super().rewind(output, **facts)
+
+
+class LeavesLaterLineages(JsonFile):
+    def _stays(self, entry: list[Any], output: str, kept: dict[str, int]) -> bool:
+        return entry[1] not in kept or super()._stays(entry, output, kept)
+
+
+class LosesTrackOfEmptyLineages(JsonFile):
+    """It looks for the cut among the rows."""
+
+    def rewind(self, output: str, *, cut: Position, **facts: Any) -> None:
+        rows = self.store.load()["rows"]
+        self._found = any(entry[:2] == [output, cut.lineage] for entry in rows)
+        super().rewind(output, cut=cut, **facts)
+
+    def _stays(self, entry: list[Any], output: str, kept: dict[str, int]) -> bool:
+        return not self._found or super()._stays(entry, output, kept)
+
+
+class TakesBackTheRowsOfAll(JsonFile):
+    def _stays(self, entry: list[Any], output: str, kept: dict[str, int]) -> bool:
+        return super()._stays([output, *entry[1:]], output, kept)
+
+
+class RewindsTwice(JsonFile):
+    def _said(self, content: dict[str, Any], output: str) -> dict[str, Any]:
+        said: dict[str, Any] = super()._said(content, output)
+        if self._forget in said["lineages"]:
+            del said["lineages"][self._forget]
+        return said
+
+    _forget = ""
+
+    def rewind(self, output: str, *, to: Position, **facts: Any) -> None:
+        self._forget = to.lineage
+        super().rewind(output, to=to, **facts)
+        self._forget = ""
+
+
+class RemembersTheParent(_Judges):
+    rewinds = True
+
+    def seen(self, said: dict[str, Any], publication: Publication) -> tuple[Ledger, Publication]:
+        ledger = self._ledger(said)
+        if publication.lineage in said["lineages"]:
+            at = Position(publication.lineage, said["lineages"][publication.lineage])
+            return replace(ledger, position=at), publication
+        return ledger, publication
+
+
+class LetsOlderTermsRewind(JsonFile):
+    def rewind(self, output: str, *, term: int, **facts: Any) -> None:
+        super().rewind(output, term=self.published(output).term, **facts)
+
+
+class RewindsAhead(JsonFile):
+    """It believes that its own lineage has come to every cut of it."""
+
+    def _up_to(self, cut: Position, lineages: dict[str, int]) -> dict[str, int]:
+        own = list(lineages)[-1]
+        known = {**lineages, own: cut.epoch} if own == cut.lineage else lineages
+        kept: dict[str, int] = super()._up_to(cut, known)
+        return kept
+
+
+class RewindsToWhatIsGone(JsonFile):
+    """It believes that older lineages still have all that they had."""
+
+    def _up_to(self, cut: Position, lineages: dict[str, int]) -> dict[str, int]:
+        older = cut.lineage in list(lineages)[:-1]
+        known = {**lineages, cut.lineage: cut.epoch} if older else lineages
+        kept: dict[str, int] = super()._up_to(cut, known)
+        return kept
+
+
+class _TwoSteps(Store):
+    in_steps = False
+
+    def save(self, content: dict[str, Any]) -> None:
+        if self.in_steps:
+            super().save({**self.load(), "rows": content["rows"]})
+        super().save(content)
+
+
+class RewindsInTwoSteps(JsonFile):
+    def __init__(self, path: Path) -> None:
+        self.store = _TwoSteps(path)
+
+    def rewind(self, output: str, **facts: Any) -> None:
+        self.store.in_steps = True
+        super().rewind(output, **facts)
+        self.store.in_steps = False
