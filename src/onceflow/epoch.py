@@ -232,7 +232,7 @@ class Epochs:
             int(self.declared.df.sparkSession.conf.get(COMPACT_INTERVAL, "10")),
         )
         if last is None:
-            self.checkpoint.begin_anew()
+            self.checkpoint.begin_anew(self.log.check)
         else:
             self.checkpoint.state_files(last.epoch, last.state)  # refuses if one is missing
             for decision in decisions[-2:]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from story import Driver, Poller, Story
+from story import FILES, Driver, Poller, Story
 from waiting import wait_for
 
 from onceflow.errors import Fenced, OnceflowError
@@ -96,6 +96,22 @@ def asleep(story: Story, point: str, visit: int = 2) -> Driver:
     wait_for(lambda: (story.path / "paused").exists() or driver.process.poll() is not None, 60)
     assert driver.process.poll() is None, driver.said
     return driver
+
+
+def test_a_driver_that_was_paused_before_anything_was_decided_removes_nothing_of_its_successor(
+    tmp_path: Path, spark: Any, elsewhere: None
+) -> None:
+    """With nothing decided it begins anew; when it wakes up, something is."""
+    story = Story(str(tmp_path), "stateful", "sqlite")
+    story.write_input(range(3))
+    sleeper = asleep(story, "open.published", visit=1)
+    story.live(take_over=True)
+    (tmp_path / "resume").touch()
+    assert sleeper.process.wait(60) != 0
+    assert "Fenced" in sleeper.said, sleeper.said
+    story.write_input(range(3, FILES))
+    story.live(take_over=True)
+    story.check()
 
 
 def test_a_body_that_outlives_its_jvm_is_fenced(

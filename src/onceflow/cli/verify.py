@@ -39,6 +39,11 @@ _FAULTS = 40
 @click.option("--at", "points", metavar="POINT", multiple=True, help="Only at this fault point.")
 @click.option("--jobs", metavar="NAMES", default="", help="Only these built-in jobs: echo,sum.")
 @click.option("--sinks", metavar="NAMES", default="", help="Only these sinks: files,sqlite,log.")
+@click.option(
+    "--guarantee",
+    type=click.Choice(["exactly-once", "at-least-once", "at-most-once"]),
+    help="What the outputs of the built-in jobs promise.",
+)
 @click.option("--input", "recorded", metavar="LOG", help="A recorded log as the input of JOB.py.")
 @click.option(
     "--master",
@@ -52,8 +57,8 @@ _FAULTS = 40
 @json_option
 def command(  # noqa: PLR0917 - one parameter for each option
     job: str | None, seed: int, faults: int | None, duration: str | None, kinds: tuple[str, ...],
-    points: tuple[str, ...], jobs: str, sinks: str, recorded: str | None, master: str,
-    report: str | None, keep: str | None, as_json: bool,
+    points: tuple[str, ...], jobs: str, sinks: str, guarantee: str | None, recorded: str | None,
+    master: str, report: str | None, keep: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Break a job in every way we know, and count.
 
@@ -72,7 +77,18 @@ def command(  # noqa: PLR0917 - one parameter for each option
     with ended_by_signals():
         try:
             settings = _settings(
-                folder, job, seed, faults, duration, kinds, points, jobs, sinks, recorded, master
+                folder,
+                job,
+                seed,
+                faults,
+                duration,
+                kinds,
+                points,
+                jobs,
+                sinks,
+                guarantee,
+                recorded,
+                master,
             )
             result = Runner(settings, screen.show).run()
             if report is not None:
@@ -94,8 +110,8 @@ def command(  # noqa: PLR0917 - one parameter for each option
 
 def _settings(  # noqa: PLR0917 - one parameter for each option
     folder: Path, job: str | None, seed: int, faults: int | None, duration: str | None,
-    kinds: tuple[str, ...], points: tuple[str, ...], jobs: str, sinks: str, recorded: str | None,
-    master: str,
+    kinds: tuple[str, ...], points: tuple[str, ...], jobs: str, sinks: str, guarantee: str | None,
+    recorded: str | None, master: str,
 ) -> Settings:  # fmt: skip
     from onceflow.job import milliseconds
     from onceflow.testing.faults import POINTS
@@ -110,8 +126,10 @@ def _settings(  # noqa: PLR0917 - one parameter for each option
     _refuse_unknown("--at", points, list(POINTS))
     _refuse_unknown("--jobs", names, list(JOBS))
     _refuse_unknown("--sinks", places, list(SINKS))
-    if job is not None and (names or places):
-        raise JobError("--jobs and --sinks choose among the built-in jobs", hint="leave them out")
+    if job is not None and (names or places or guarantee):
+        raise JobError(
+            "--jobs, --sinks and --guarantee are for the built-in jobs", hint="leave them out"
+        )
     if job is None and recorded is not None:
         raise JobError("--input is for a job of yours", hint="onceflow verify JOB.py --input LOG")
     chosen = cases(faults, names, places) if job is None else []
@@ -129,6 +147,7 @@ def _settings(  # noqa: PLR0917 - one parameter for each option
         command=_command(),
         job=job,
         recorded=recorded,
+        guarantee=guarantee or "",
         mutant=os.environ.get("ONCEFLOW_MUTANT", ""),
     )
 

@@ -139,6 +139,9 @@ def _verdict(event: Event) -> list[str]:
     if event["recovery_s"]:
         times = ", ".join(f"{name} {value:.1f} s" for name, value in event["recovery_s"].items())
         lines.append(f"from a fault to the next epoch, Spark's start apart: {times}")
+    for allowed in event["allowed"]:
+        said = f"{allowed['kind']}: {allowed['where']}: {allowed['message']}"
+        lines.append(f"  allowed by its guarantee: {said}")
     for violation in event["violations"][:_MOST_VIOLATIONS]:
         lines.append(f"  {violation['kind']}: {violation['where']}: {violation['message']}")
     more = len(event["violations"]) - _MOST_VIOLATIONS

@@ -29,6 +29,8 @@ class Mutant(Enum):
 
 @dataclass(frozen=True)
 class Settings:
+    """How much there is to explore, and which rule is turned off."""
+
     drivers: int = 2  # that are there at the same time, each at its own pace
     rows: int = 3  # of input
     most: int = 99  # rows of an epoch; it has at least one

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -162,10 +163,27 @@ class Checkpoint:
 
     # .............................................................. state
 
-    def begin_anew(self) -> None:
-        """Nothing is decided. Spark refuses to begin beside anything, be it half a file."""
+    def begin_anew(self, check: Callable[[], object]) -> None:
+        """Nothing is decided. Spark refuses to begin beside anything, be it half a file.
+
+        `check` raises if somebody leads after us. What was there before it is of drivers before
+        us, and only that is removed: we may be paused here while a successor works.
+        """
+        seen = [
+            (path, _identity(path))
+            for name in ("offsets", "commits", "state")
+            for path in sorted((self.root / name).rglob("*"), reverse=True)
+        ]
+        check()
+        for path, identity in seen:
+            with contextlib.suppress(OSError):  # it is gone, or a folder with something new in it
+                if path.is_dir():
+                    path.rmdir()
+                elif _identity(path) == identity:
+                    path.unlink()
         for name in ("offsets", "commits", "state"):
-            shutil.rmtree(self.root / name, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                (self.root / name).rmdir()
 
     def state_files(self, epoch: int, state: dict[str, list[list[str]]]) -> list[Path]:
         """The files in which this epoch's state ids live; `CheckpointRefused` if one is gone."""
@@ -200,3 +218,12 @@ class Checkpoint:
             ]
             self._stores[partition] = folders or [partition]
         return self._stores[partition]
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Tells a file from another one that got its name later."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_ctime_ns

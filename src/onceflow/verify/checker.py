@@ -19,7 +19,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ from onceflow.verify.observer import Observer, Seen
 from onceflow.verify.targets import Corrupt, Published, Row, Target, read
 
 _EXAMPLES = 3
+# What an output may show that promises less.
+ALLOWED = {"at-least-once": "duplicated", "at-most-once": "lost"}
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,10 @@ def check(
     *,
     in_order: str = "",
     stopped: bool = True,
+    guarantees: Mapping[str, str] | None = None,
 ) -> list[Violation]:
     """All that is wrong once the job has used up its input and was `stopped`. `truth`: of each
-    output, by query/output."""
+    output, by query/output; `guarantees` likewise."""
     found: list[Violation] = []
     ends: dict[str, Published] = {}
     for target in observer.targets:
@@ -68,7 +71,8 @@ def check(
         found += compare(target, truth[target.output], end, seen)
         if in_order and target.kind == "log" and not target.upserted:
             found += ordered(target, end, in_order)
-    found += torn(observer, ends)
+    weaker = {output for output, g in (guarantees or {}).items() if g in ALLOWED}
+    found += torn(observer, {output: end for output, end in ends.items() if output not in weaker})
     if stopped:
         return [*found, *left_behind(home / job, observer.targets)]
     return [v for v in found if v.kind not in ("lost", "torn")]  # it did not come that far

@@ -1,7 +1,8 @@
 """The built-in jobs of `onceflow verify`, as a job file.
 
 They read the log `in` of the working directory and write under `out`. `ONCEFLOW_VERIFY_SINKS`
-names the sink: files, sqlite, log, or all for the job that has several outputs.
+names the sink: files, sqlite, log, or all for the job that has several outputs;
+`ONCEFLOW_VERIFY_GUARANTEE` what the outputs promise.
 """
 
 import os
@@ -33,6 +34,11 @@ def target(*, key: str = "", sink: str = "") -> Sink:
             return sinks.Sqlite("out/out.db", table="result", key=key or ())
         case _:
             return sinks.Log("out/log", key=key or "key", partitions=2)
+
+
+def write(flow: Flow, rows: DataFrame, **options: Any) -> None:
+    guarantee = os.environ.get("ONCEFLOW_VERIFY_GUARANTEE") or "exactly-once"
+    flow.write("result", rows, guarantee=guarantee, **options)
 
 
 def read(flow: Flow, name: str = "rows") -> DataFrame:
@@ -67,7 +73,7 @@ def tripwire(folder: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
 @job("echo", **SETTINGS)
 def echo(flow: Flow) -> None:
     """Rows as they come."""
-    flow.write("result", read(flow).select("number", "id", "key", "value"), to=target())
+    write(flow, read(flow).select("number", "id", "key", "value"), to=target())
 
 
 @job("sum", **SETTINGS)
@@ -76,7 +82,7 @@ def running_sum(flow: Flow) -> None:
     sums = read(flow).groupBy("key").agg(
         F.count("*").alias("count"), F.sum("value").alias("total")
     )  # fmt: skip
-    flow.write("result", sums, to=target(key="key"), mode="update")
+    write(flow, sums, to=target(key="key"), mode="update")
 
 
 @job("windows", **SETTINGS)
@@ -88,14 +94,14 @@ def windows(flow: Flow) -> None:
         .agg(F.count("*").alias("count"), F.sum("value").alias("total"))
         .select(F.unix_millis("window.start").alias("begin"), "key", "count", "total")
     )  # fmt: skip
-    flow.write("result", counts, to=target())
+    write(flow, counts, to=target())
 
 
 @job("distinct", **SETTINGS)
 def distinct(flow: Flow) -> None:
     """Each id once."""
     first = read(flow).withWatermark("at", DELAY).dropDuplicatesWithinWatermark(["id"])
-    flow.write("result", first.select("id", "key", "value"), to=target())
+    write(flow, first.select("id", "key", "value"), to=target())
 
 
 @job("join", **SETTINGS)
@@ -109,7 +115,7 @@ def join(flow: Flow) -> None:
     )
     near = F.expr("id = id2 and at2 between at - interval 5 seconds and at + interval 5 seconds")
     pairs = left.join(right, near).select("id", "key", "first", "again")
-    flow.write("result", pairs, to=target())
+    write(flow, pairs, to=target())
 
 
 @job("several", **SETTINGS)
@@ -119,7 +125,7 @@ def several(flow: Flow) -> None:
     outputs = ("files", "sqlite", "log")
     routed = rows.withColumn("outcome", F.array(*map(F.lit, outputs))[F.col("number") % 3])
     to = {name: target(sink=name) for name in outputs}
-    flow.write("result", routed, to=to, by="outcome")
+    write(flow, routed, to=to, by="outcome")
 
 
 @job("dice", **SETTINGS)
@@ -130,4 +136,4 @@ def dice(flow: Flow) -> None:
     sums = rows.withColumn("face", throw.cast("long")).groupBy("face").agg(
         F.count("*").alias("count"), F.sum("value").alias("total")
     )  # fmt: skip
-    flow.write("result", sums, to=target(key="face"), mode="update")
+    write(flow, sums, to=target(key="face"), mode="update")
