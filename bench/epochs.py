@@ -316,14 +316,14 @@ def interval(folder: Path, seconds: float) -> None:
     producer.start()
     try:
         run = max(12.0, min(3.2 * seconds, 75.0))
-        first = wait_for_commit(target, 0)
+        first = wait_for_commit(target, "")
         time.sleep(run)
         before = commits(target)
         os.kill(-driver.pid, signal.SIGKILL)
         driver.wait()
         killed = time.time()
         driver = start_driver(place, seconds)
-        again = wait_for_commit(target, len(before))
+        again = wait_for_commit(target, max(before))
         time.sleep(run)
     finally:
         stop.set()
@@ -332,15 +332,15 @@ def interval(folder: Path, seconds: float) -> None:
             os.kill(-driver.pid, signal.SIGKILL)
         driver.wait()
     latencies, rows = [], 0
-    for path, at in sorted(before.items(), key=lambda item: item[1]):
+    for at, files in sorted(before.values(), key=lambda commit: commit[0]):
         if at < first + seconds:
             continue  # the first epochs work off what had come before
-        appended = published_times(target, path)
+        appended = published_times(target, files)
         rows += len(appended)
         latencies += [at - row for row in appended[:: max(1, len(appended) // 1000)]]
     print(f"\nepochs of {seconds:g} s, {_RATE:,} rows/s appended")
     if latencies:
-        span = max(before.values()) - first - seconds
+        span = max(at for at, _ in before.values()) - first - seconds
         centiles = statistics.quantiles(latencies, n=100)
         print(f"  throughput {rows / max(span, 1e-9):,.0f} rows/s; from append to published: "
               f"median {centiles[49]:.2f} s, 99 of 100 below {centiles[98]:.2f} s")  # fmt: skip
@@ -375,27 +375,28 @@ def drive(place: Path, every: str) -> None:
     onceflow.start(latency, home=place / "home").wait()
 
 
-def commits(target: Path) -> dict[str, float]:
-    """Commit with rows -> when it was there."""
+def commits(target: Path) -> dict[str, tuple[float, list[str]]]:
+    """Commit with rows -> when it was there, and its files. Old ones are rolled up and go."""
     found = {}
     for path in (target / "_commits").glob("0*.json"):
-        body = json.loads(path.read_bytes().splitlines()[1])
-        if body.get("files"):
-            found[path.name] = path.stat().st_mtime
+        with contextlib.suppress(FileNotFoundError):
+            body = json.loads(path.read_bytes().splitlines()[1])
+            if body.get("files"):
+                files = [file["path"] for file in body["files"]]
+                found[path.name] = (path.stat().st_mtime, files)
     return found
 
 
-def wait_for_commit(target: Path, known: int) -> float:
-    while len(found := commits(target)) <= known:
+def wait_for_commit(target: Path, known: str) -> float:
+    while max(found := commits(target), default="") <= known:
         time.sleep(0.02)
-    return max(found.values())
+    return max(at for at, _ in found.values())
 
 
-def published_times(target: Path, commit: str) -> list[float]:
-    body = json.loads((target / "_commits" / commit).read_bytes().splitlines()[1])
+def published_times(target: Path, files: list[str]) -> list[float]:
     found: list[float] = []
-    for file in body["files"]:
-        column = pq.read_table(target / file["path"], columns=["at"]).column(0)
+    for file in files:
+        column = pq.read_table(target / file, columns=["at"]).column(0)
         found += [value / 1e6 for value in column.cast(pa.int64()).to_pylist()]
     return found
 

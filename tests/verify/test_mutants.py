@@ -17,7 +17,7 @@ from onceflow.verify.runner import Runner, Settings
 class Bait:
     """The few faults that reveal a mutant. The seed lets a zombie wake up at the right moment."""
 
-    found: str  # a violation that must be among those that are found; "": chance decides
+    found: str  # what is found, or several of which the moment decides; "": chance decides
     kind: str
     point: str = ""
     job: str = "echo"
@@ -35,9 +35,9 @@ BAITS = {
     "drop-a-partition": Bait("lost", "raise-point", "epoch.staged"),
     "sweep-a-decided-file": Bait("stuck", "raise-point", "epoch.decided", sinks="sqlite"),
     "evaluate-again": Bait("", "raise-point", "epoch.decided", "dice", "sqlite"),
-    "decision-without-offsets": Bait("lost", "lost-commit"),
+    "decision-without-offsets": Bait("lost or stuck", "lost-commit"),
     "prune-without-a-roll-up": Bait("stuck", "raise-point", "epoch.swept", faults=3),
-    "ignore-the-term": Bait("torn", "zombie", "epoch.hardened", seed=2),  # wakes up late
+    "ignore-the-term": Bait("torn or stuck", "zombie", "epoch.hardened", seed=2),  # late
     "no-fence-entry": Bait("stuck", "zombie", "epoch.hardened", seed=6),  # at open.swept
     "sweep-before-fencing": Bait("stuck", "zombie", "epoch.hardened", seed=24),  # at open.led
 }
@@ -66,4 +66,5 @@ def test_a_mutant_is_invalid(tmp_path: Path, drivers: Drivers, mutant: str) -> N
     result = Runner(settings, lambda _: None, drivers).run()
     print(*result.faults, *result.violations, sep="\n")
     assert result.verdict == "invalid"
-    assert bait.found in {"", *(violation.kind for violation in result.violations)}
+    kinds = {violation.kind for violation in result.violations}
+    assert not bait.found or kinds & set(bait.found.split(" or "))

@@ -24,7 +24,7 @@ _LOOKS = {
     "readall", "readinto", "readline", "readlines", "scandir", "seek", "stat", "tell", "urandom",
     "__enter__",
 }  # fmt: skip
-_STILL = 0.1  # seconds
+_STILL = 0.05  # seconds
 
 
 @contextmanager

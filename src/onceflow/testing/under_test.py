@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -58,7 +59,7 @@ class SinkUnderTest:
 
     def begin(self, root: Path, session: Any = None) -> None:
         self.root, self._session = root, session
-        self.folder = root / "folder"
+        self.folder = root / f"t{uuid.uuid4().hex[:12]}"
         self.folder.mkdir()
         self.schema = parse_schema(self.columns)
 
