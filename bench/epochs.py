@@ -315,7 +315,7 @@ def interval(folder: Path, seconds: float) -> None:
     driver = start_driver(place, seconds)
     producer.start()
     try:
-        run = max(12.0, min(3.2 * seconds, 75.0))
+        run = max(12.0, 3.2 * seconds)
         first = wait_for_commit(target, "")
         time.sleep(run)
         before = commits(target)

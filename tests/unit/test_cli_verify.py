@@ -22,7 +22,8 @@ WRONG = {
     ("--jobs", "sum", "--sinks", "files"): "no job of sum can have files",
     ("--duration", "soon"): "is not a time",
     ("--input", "log"): "--input is for a job of yours",
-    ("job.py", "--jobs", "echo"): "choose among the built-in jobs",
+    ("job.py", "--jobs", "echo"): "are for the built-in jobs",
+    ("job.py", "--guarantee", "at-most-once"): "are for the built-in jobs",
     ("--report", "no/such/folder/r.html"): "there is no folder for",
     ("--fault", "kill-executor"): "only with --master cluster",
 }
@@ -61,6 +62,7 @@ def test_lines_for_a_log(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  4.5 s      1  kill-point at epoch.decided" in said
     assert "invalid: 1 faults struck (1 kills) in 9 s, 1 violations" in said
     assert "lost: result/result: 3 rows" in said
+    assert "allowed by its guarantee: duplicated: result/audit: 2 rows" in said
     assert "again: onceflow verify --seed 7" in said
     assert json.dumps(STORY), "events are JSON"
 
@@ -78,5 +80,6 @@ STORY: list[dict[str, Any]] = [
     {"event": "verdict", "at_s": 9.1, "verdict": "invalid", "struck": 1, "kills": 1,
      "seconds": 9.1, "command": "onceflow verify --seed 7", "unknown": [],
      "recovery_s": {"p50": 1.0, "p95": 1.0, "max": 1.0},
-     "violations": [{"kind": "lost", "where": "result/result", "message": "3 rows"}]},
+     "violations": [{"kind": "lost", "where": "result/result", "message": "3 rows"}],
+     "allowed": [{"kind": "duplicated", "where": "result/audit", "message": "2 rows"}]},
 ]  # fmt: skip
