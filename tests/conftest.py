@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from onceflow.testing import faults
+from onceflow.verify.disk import mount
 
 
 @pytest.fixture(autouse=True)
@@ -25,12 +26,7 @@ def disk_of(tmp_path: Path) -> Iterator[Callable[[str, str], Path]]:
     def make(name: str, size: str) -> Path:
         folder = tmp_path / name
         folder.mkdir()
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-        try:
-            done = subprocess.run(mount, capture_output=True, check=False).returncode == 0
-        except FileNotFoundError:
-            done = False
-        if not done:
+        if not mount(folder, size):
             pytest.skip("a tmpfs cannot be mounted here")
         mounted.append(folder)
         return folder

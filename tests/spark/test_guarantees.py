@@ -19,13 +19,16 @@ from onceflow.testing import faults
 SINKS = ("files", "sqlite", "log")
 
 
-def broken_at(point: str, story: Story) -> tuple[Counter[Any], Counter[Any]]:
+def broken_at(point: str, story: Story, *, kill: bool = False) -> tuple[Counter[Any], Counter[Any]]:
     """Breaks the second epoch there, goes on to the end: what was lost, and what is doubled."""
     story.write_input()
-    faults.arm(point, "raise", visit=2)
-    with pytest.raises(faults.InjectedFault):
-        story.live()
-    faults.disarm()
+    if kill:
+        assert story.live_apart(f"{point}:kill:2") == -9
+    else:
+        faults.arm(point, "raise", visit=2)
+        with pytest.raises(faults.InjectedFault):
+            story.live()
+        faults.disarm()
     story.live()
     assert not list(story.home.glob("story/lineages/*/*/onceflow/staged/*"))
     return story.truth() - story.published(), story.published() - story.truth()
@@ -36,7 +39,7 @@ def test_at_least_once_loses_nothing_and_may_repeat_an_epoch(
     tmp_path: Path, spark: Any, sinks: str
 ) -> None:
     story = Story(str(tmp_path), "stateless", sinks, guarantee="at-least-once")
-    lost, doubled = broken_at("epoch.published", story)
+    lost, doubled = broken_at("epoch.published", story, kill=True)
     assert not lost
     assert len(doubled) == story.truth().total() / FILES
     assert set(doubled.values()) == {1}  # the rows that were decided, once more
@@ -47,7 +50,7 @@ def test_at_most_once_repeats_nothing_and_may_lose_an_epoch(
     tmp_path: Path, spark: Any, sinks: str
 ) -> None:
     story = Story(str(tmp_path), "stateless", sinks, guarantee="at-most-once")
-    lost, doubled = broken_at("epoch.decided", story)
+    lost, doubled = broken_at("epoch.decided", story, kill=True)
     assert not doubled
     assert len(lost) == story.truth().total() / FILES
 

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
 from story import FILES, Poller, Story
-from waiting import wait_for
 
 from onceflow.testing import faults
+from onceflow.verify.cluster import cluster
 
 QUERIES = ["stateless", "stateful"]
 
@@ -103,56 +98,12 @@ def test_a_task_that_fails_half_way_through_staging(tmp_path: Path) -> None:
     story.check()
 
 
-@pytest.fixture
-def two_hosts() -> Iterator[str]:
-    """A standalone cluster with workers on two loopback addresses: what may be speculated."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    spark_class = os.path.join(os.path.dirname(pyspark.__file__), "bin", "spark-class")
-    deploy = "org.apache.spark.deploy"
-    master = f"spark://127.0.0.1:{port}"
-
-    def run(*command: str, ip: str) -> subprocess.Popen[bytes]:
-        env = {**os.environ, "SPARK_LOCAL_IP": ip, "SPARK_PUBLIC_DNS": ip}
-        env["PYSPARK_PYTHON"] = sys.executable
-        return subprocess.Popen(
-            [spark_class, *command], env=env, stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-
-    started = [
-        run(f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port),
-            "--webui-port", "0", ip="127.0.0.1"),
-    ]  # fmt: skip
-    try:
-        wait_for(lambda: _listens(port), 60)
-        for ip in ("127.0.0.1", "127.0.0.2"):
-            started.append(run(
-                f"{deploy}.worker.Worker", "--host", ip, "--webui-port", "0", "--cores", "1",
-                "--memory", "1g", "--work-dir", "/tmp/onceflow-test-work", master, ip=ip,
-            ))  # fmt: skip
-        yield master
-    finally:
-        for process in reversed(started):
-            process.kill()
-            process.wait()
-        shutil.rmtree("/tmp/onceflow-test-work", ignore_errors=True)
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as s:
-        return s.connect_ex(("127.0.0.1", port)) == 0
-
-
-def test_speculated_tasks_on_a_real_cluster(tmp_path: Path, two_hosts: str) -> None:
+def test_speculated_tasks_on_a_real_cluster(tmp_path: Path) -> None:
+    """With workers on two loopback addresses: else nothing is speculated."""
     story = Story(str(tmp_path), "flaky", "both", files_per_epoch=3)
     story.write_input()
     (tmp_path / "attempts.slow").touch()
-    settings = {
-        "spark.master": two_hosts, "spark.executor.memory": "512m", "spark.cores.max": "2",
-        "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
-        "spark.speculation": "true", "spark.speculation.interval": "100ms",
+    eager = {
         "spark.speculation.multiplier": "1.1", "spark.speculation.quantile": "0.1",
         "spark.speculation.minTaskRuntime": "100ms", "spark.sql.files.openCostInBytes": "128m",
         # Both executors must be there before the first task is: else there is nowhere to go.
@@ -160,7 +111,7 @@ def test_speculated_tasks_on_a_real_cluster(tmp_path: Path, two_hosts: str) -> N
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "90s",
         "spark.executorEnv.PYTHONPATH": os.path.dirname(__file__),
     }  # fmt: skip
-    with Poller(story):
-        assert story.live_apart(settings=settings) == 0
+    with cluster(tmp_path) as (master, settings), Poller(story):
+        assert story.live_apart(settings={**settings, **eager, "spark.master": master}) == 0
     assert {"31-1", "211-1"} <= set(os.listdir(tmp_path / "attempts")), "nothing was speculated"
     story.check()

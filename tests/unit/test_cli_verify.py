@@ -10,8 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from onceflow.cli import cli
+from onceflow.cli.telling import Plain
 from onceflow.cli.verify import _command
-from onceflow.cli.verify_screen import Plain
+from onceflow.cli.verify_screen import WORDS
 from onceflow.errors import JobError
 
 WRONG = {
@@ -54,7 +55,7 @@ def test_the_command_that_replays_has_no_words_about_where_results_go(
 
 
 def test_lines_for_a_log(capsys: pytest.CaptureFixture[str]) -> None:
-    screen = Plain()
+    screen = Plain(WORDS)
     for event in STORY:
         screen.show(event)
     said = capsys.readouterr().out

@@ -24,7 +24,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from onceflow.cli.demo import command, next_commands
-from onceflow.cli.demo_screen import Json, Plain, Terminal
+from onceflow.cli.demo_screen import WORDS
+from onceflow.cli.telling import Json, Plain, Terminal
 from onceflow.demo import play as stage
 from onceflow.demo.feed import Feed
 from onceflow.demo.processes import Run, frozen
@@ -337,7 +338,7 @@ def test_a_terminal_has_a_live_line_that_fits_below_what_happened(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    screen = Terminal()
+    screen = Terminal(WORDS)
     screen.show(PROGRESS)
     screen.show({"event": "stopped", "seconds": 62.0, "epoch": 4})
     screen.show({**PROGRESS, "doing": "starting", "epoch": None})
@@ -356,7 +357,7 @@ def test_a_kill_is_told_with_who_was_killed_and_what_becomes_of_the_epoch(
 ) -> None:
     names = ["onceflow run", "driver", "JVM", "worker", "worker"]
     processes = [{"pid": pid, "what": what, "how": ""} for pid, what in enumerate(names, 11)]
-    Plain().show(
+    Plain(WORDS).show(
         {"event": "killed", "seconds": 9.0, "processes": processes, "epoch": 7, "decided": decided}
     )
     first, second = capsys.readouterr().out.splitlines()

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import shutil
-import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from onceflow.cli.demo_screen import demo_screen
+from onceflow.cli.demo_screen import WORDS
 from onceflow.cli.output import json_option
+from onceflow.cli.telling import screen, shown_on
 
 _ONCEFLOW = [sys.executable, "-c", "from onceflow.cli import main; main()"]
 _LOOK = "SELECT minute, ad, kind, count FROM counts ORDER BY 1, 2, 3 LIMIT 5"
@@ -59,37 +57,13 @@ def command(folder: str, seed: int, events: int, kills: int, as_json: bool) -> N
     from onceflow.demo.play import Play
     from onceflow.demo.stream import Stream
 
-    screen = demo_screen(as_json=as_json)
+    shown = screen(WORDS, as_json=as_json)
     stream = Stream(seed=seed, events=events)
-    play = Play(Path(folder), stream, kills=kills, onceflow=_ONCEFLOW, tell=screen.show)
-    with ended_by_signals():
-        try:
-            verdict = play.perform()
-            screen.show({"event": "next", "commands": next_commands(play.folder)})
-        except BrokenPipeError:  # nobody reads any more
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(128 + signal.SIGPIPE)
-        finally:
-            screen.close()
+    play = Play(Path(folder), stream, kills=kills, onceflow=_ONCEFLOW, tell=shown.show)
+    with shown_on(shown):
+        verdict = play.perform()
+        shown.show({"event": "next", "commands": next_commands(play.folder)})
     sys.exit(0 if verdict.exact else 1)
-
-
-@contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end all that was started, as Ctrl-C does."""
-
-    def end(number: int, _: object) -> None:
-        sys.exit(128 + number)
-
-    wanted = [signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
-        wanted.append(signal.SIGHUP)
-    before = {number: signal.signal(number, end) for number in wanted}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def next_commands(folder: Path) -> list[dict[str, str]]:

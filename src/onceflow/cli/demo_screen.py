@@ -1,89 +1,17 @@
-"""What `onceflow demo` shows: JSON lines, plain lines for a log, or a live line on a terminal."""
+"""What `onceflow demo` says of its events."""
 
 from __future__ import annotations
 
-import json
-import shutil
-import time
-from contextlib import suppress
-from typing import Any
+from onceflow.cli.output import number, paint, table
+from onceflow.cli.telling import Event, Words
 
-import click
-
-from onceflow.cli.output import is_terminal, number, paint, table
-
-Event = dict[str, Any]
-
-_NEWS_EVERY = 5.0  # seconds, in a log
-_JSON_EVERY = 1.0
 _MOST_DIFFERENCES = 20
-_CLEAR = "\r\x1b[2K"
 _DOING = {
     "starting": "Spark starts",
     "running": "running",
     "draining": "the last windows close",
     "stopping": "stopping at the end of the epoch",
 }
-
-
-def demo_screen(*, as_json: bool) -> Json | Plain:
-    return Json() if as_json else Terminal() if is_terminal() else Plain()
-
-
-class Json:
-    """One event a line; how it goes at most once a second."""
-
-    def __init__(self) -> None:
-        self._said = 0.0
-
-    def show(self, event: Event) -> None:
-        if event["event"] == "progress":
-            if time.monotonic() - self._said < _JSON_EVERY:
-                return
-            self._said = time.monotonic()
-        click.echo(json.dumps(event))
-
-    def close(self) -> None: ...
-
-
-class Plain:
-    """Lines for a log: what happens, and every few seconds how it goes."""
-
-    def __init__(self) -> None:
-        self._said = time.monotonic()
-
-    def show(self, event: Event) -> None:
-        if event["event"] == "progress":
-            self._progress(event)
-        else:
-            for line in happened(event):
-                click.echo(line)
-
-    def close(self) -> None: ...
-
-    def _progress(self, event: Event) -> None:
-        if time.monotonic() - self._said >= _NEWS_EVERY:
-            self._said = time.monotonic()
-            click.echo(f"{stamp(event)}  {how_it_goes(event)}")
-
-
-class Terminal(Plain):
-    """A live line below what happened before."""
-
-    def show(self, event: Event) -> None:
-        click.echo(_CLEAR, nl=False)
-        super().show(event)
-
-    def close(self) -> None:
-        with suppress(OSError):  # the terminal may be gone
-            click.echo(_CLEAR, nl=False)
-
-    def _progress(self, event: Event) -> None:
-        text = f"{stamp(event)}  {how_it_goes(event)}"
-        click.echo(text[: shutil.get_terminal_size().columns - 1], nl=False)
-
-
-# ---------------------------------------------------------------- words and numbers
 
 
 def stamp(event: Event) -> str:
@@ -183,3 +111,6 @@ def _next(commands: list[dict[str, str]]) -> list[str]:
         lines += [f"  # {command['shows']}"] if command["shows"] else []
         lines.append(f"  {command['command']}")
     return lines
+
+
+WORDS = Words(happened, lambda event: f"{stamp(event)}  {how_it_goes(event)}", news_every=5.0)

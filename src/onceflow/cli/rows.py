@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onceflow.cli.output import json_option, number, show
+from onceflow.cli.telling import write_nowhere
 from onceflow.errors import BadInput, DiskFull, JobError
 from onceflow.log.embedded import DEFAULT_SCHEMA, EmbeddedLog
 from onceflow.log.intake import FORMATS, Input, Intake, Rejects, parquet_file
@@ -271,8 +272,7 @@ def tail(  # noqa: PLR0917 - one parameter for each option
         if not follow:
             raise
     except BrokenPipeError:
-        # Else Python complains when it flushes standard output at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        write_nowhere()
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -14,10 +13,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onceflow.cli.demo import ended_by_signals
 from onceflow.cli.output import json_option
-from onceflow.cli.verify_screen import verify_screen
+from onceflow.cli.telling import screen, shown_on
+from onceflow.cli.verify_screen import WORDS
 from onceflow.errors import JobError
+from onceflow.ledger import Guarantee
 
 if TYPE_CHECKING:
     from onceflow.verify.runner import Settings
@@ -41,7 +41,7 @@ _FAULTS = 40
 @click.option("--sinks", metavar="NAMES", default="", help="Only these sinks: files,sqlite,log.")
 @click.option(
     "--guarantee",
-    type=click.Choice(["exactly-once", "at-least-once", "at-most-once"]),
+    type=click.Choice([guarantee.value for guarantee in Guarantee]),
     help="What the outputs of the built-in jobs promise.",
 )
 @click.option("--input", "recorded", metavar="LOG", help="A recorded log as the input of JOB.py.")
@@ -72,9 +72,9 @@ def command(  # noqa: PLR0917 - one parameter for each option
 
     if report is not None and not Path(report).absolute().parent.is_dir():
         raise JobError(f"there is no folder for {report}", hint="create it, or name another file")
-    screen = verify_screen(as_json=as_json)
+    shown = screen(WORDS, as_json=as_json)
     folder = Path(keep or tempfile.mkdtemp(prefix="onceflow-verify-")).absolute()
-    with ended_by_signals():
+    with shown_on(shown):
         try:
             settings = _settings(
                 folder,
@@ -90,19 +90,15 @@ def command(  # noqa: PLR0917 - one parameter for each option
                 recorded,
                 master,
             )
-            result = Runner(settings, screen.show).run()
+            result = Runner(settings, shown.show).run()
             if report is not None:
                 from onceflow.verify.report import html
 
                 Path(report).write_text(html(result.as_json()))
-                screen.show({"event": "report", "path": report})
+                shown.show({"event": "report", "path": report})
             if keep is not None:
                 (folder / "result.json").write_text(json.dumps(result.as_json(), indent=1) + "\n")
-        except BrokenPipeError:  # nobody reads any more
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(128 + signal.SIGPIPE)
         finally:
-            screen.close()
             if keep is None:
                 shutil.rmtree(folder, ignore_errors=True)
     sys.exit(130 if result.interrupted else result.exit_code)

@@ -1,84 +1,12 @@
-"""What `onceflow verify` shows: JSON lines, plain lines for a log, or a live line on a terminal."""
+"""What `onceflow verify` says of its events."""
 
 from __future__ import annotations
 
-import json
-import shutil
-import time
-from contextlib import suppress
-from typing import Any
+from onceflow.cli.output import number, paint
+from onceflow.cli.telling import Event, Words
 
-import click
-
-from onceflow.cli.output import is_terminal, number, paint
-
-Event = dict[str, Any]
-
-_NEWS_EVERY = 10.0  # seconds, in a log
-_JSON_EVERY = 1.0
 _MOST_VIOLATIONS = 20
-_CLEAR = "\r\x1b[2K"
 _COLOURS = {"valid": "ok", "invalid": "wrong", "unknown": "warning"}
-
-
-def verify_screen(*, as_json: bool) -> Json | Plain:
-    return Json() if as_json else Terminal() if is_terminal() else Plain()
-
-
-class Json:
-    """One event a line; how it goes at most once a second."""
-
-    def __init__(self) -> None:
-        self._said = 0.0
-
-    def show(self, event: Event) -> None:
-        if event["event"] == "progress":
-            if time.monotonic() - self._said < _JSON_EVERY:
-                return
-            self._said = time.monotonic()
-        click.echo(json.dumps(event))
-
-    def close(self) -> None: ...
-
-
-class Plain:
-    """Lines for a log: what happens, and every few seconds how it goes."""
-
-    def __init__(self) -> None:
-        self._said = time.monotonic()
-
-    def show(self, event: Event) -> None:
-        if event["event"] == "progress":
-            self._progress(event)
-        else:
-            for line in happened(event):
-                click.echo(line)
-
-    def close(self) -> None: ...
-
-    def _progress(self, event: Event) -> None:
-        if time.monotonic() - self._said >= _NEWS_EVERY:
-            self._said = time.monotonic()
-            click.echo(f"{_stamp(event)}  {how_it_goes(event)}")
-
-
-class Terminal(Plain):
-    """A live line below what happened before."""
-
-    def show(self, event: Event) -> None:
-        click.echo(_CLEAR, nl=False)
-        super().show(event)
-
-    def close(self) -> None:
-        with suppress(OSError):  # the terminal may be gone
-            click.echo(_CLEAR, nl=False)
-
-    def _progress(self, event: Event) -> None:
-        text = f"{_stamp(event)}  {how_it_goes(event)}"
-        click.echo(text[: shutil.get_terminal_size().columns - 1], nl=False)
-
-
-# ---------------------------------------------------------------- words and numbers
 
 
 def _stamp(event: Event) -> str:
@@ -139,12 +67,16 @@ def _verdict(event: Event) -> list[str]:
     if event["recovery_s"]:
         times = ", ".join(f"{name} {value:.1f} s" for name, value in event["recovery_s"].items())
         lines.append(f"from a fault to the next epoch, Spark's start apart: {times}")
-    for allowed in event["allowed"]:
-        said = f"{allowed['kind']}: {allowed['where']}: {allowed['message']}"
-        lines.append(f"  allowed by its guarantee: {said}")
-    for violation in event["violations"][:_MOST_VIOLATIONS]:
-        lines.append(f"  {violation['kind']}: {violation['where']}: {violation['message']}")
+    lines += [f"  allowed by its guarantee: {_said(allowed)}" for allowed in event["allowed"]]
+    lines += [f"  {_said(violation)}" for violation in event["violations"][:_MOST_VIOLATIONS]]
     more = len(event["violations"]) - _MOST_VIOLATIONS
     lines += [f"  and {more} more"] if more > 0 else []
     lines += [f"  unknown: {why}" for why in event["unknown"]]
     return [*lines, f"again: {event['command']}"]
+
+
+def _said(violation: Event) -> str:
+    return f"{violation['kind']}: {violation['where']}: {violation['message']}"
+
+
+WORDS = Words(happened, lambda event: f"{_stamp(event)}  {how_it_goes(event)}", news_every=10.0)

@@ -98,28 +98,22 @@ def _facts(result: Json) -> str:
 
 
 def _violations(result: Json) -> str:
-    lines = "".join(
-        f"<tr><td>{escape(v['kind'])}</td><td>{escape(v['where'])}</td>"
-        f"<td>{escape(v['message'])}</td></tr>"
-        for v in result["violations"]
-    )
-    found = ""
-    if lines:
-        found = f"<h2>Violations</h2><table><tr><th>kind<th>where<th>what</tr>{lines}</table>"
-    if result["allowed"]:
-        said = "".join(
-            f"<tr><td>{escape(v['kind'])}</td><td>{escape(v['where'])}</td>"
-            f"<td>{escape(v['message'])}</td></tr>"
-            for v in result["allowed"]
-        )
-        found += (
-            "<h2>Allowed by the guarantee that was chosen</h2>"
-            f"<table><tr><th>kind<th>where<th>what</tr>{said}</table>"
-        )
+    found = _listed("Violations", result["violations"])
+    found += _listed("Allowed by the guarantee that was chosen", result["allowed"])
     if result["unknown"]:
         why = "".join(f"<p>{escape(text)}</p>" for text in result["unknown"])
         found += f"<h2>Why it is unknown</h2>{why}"
     return found
+
+
+def _listed(title: str, violations: list[Json]) -> str:
+    lines = "".join(
+        f"<tr><td>{escape(v['kind'])}</td><td>{escape(v['where'])}</td>"
+        f"<td>{escape(v['message'])}</td></tr>"
+        for v in violations
+    )
+    head = f"<h2>{title}</h2><table><tr><th>kind<th>where<th>what</tr>"
+    return f"{head}{lines}</table>" if lines else ""
 
 
 # ---------------------------------------------------------------- the picture
