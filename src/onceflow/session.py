@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from onceflow import spark_inside
 from onceflow.errors import SessionRefused, SetupError
+from onceflow.warm import java_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,7 +111,8 @@ def get_session(
         config["spark.sql.shuffle.partitions"] = cores or "1"
         config["spark.driver.host"] = config["spark.driver.bindAddress"] = "127.0.0.1"
     log4j = resources.files("onceflow").joinpath("log4j2.properties")
-    config["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile=file:{log4j}"
+    java = f"-Dlog4j2.configurationFile=file:{log4j} {java_options()}"
+    config["spark.driver.extraJavaOptions"] = java.strip()
     config.update(settings or {})
     with _standard_error_to(log):
         spark = SparkSession.builder.config(map=config).getOrCreate()

@@ -214,3 +214,12 @@ def test_what_a_new_jvm_says_goes_to_the_log(tmp_path: Path) -> None:
     assert ended.stdout == "1 mine\n"
     assert ended.stderr == "said by Python"
     assert "said by the JVM" in log.read_text()
+
+
+def test_the_session_starts_from_the_archive_of_classes(spark: SparkSession) -> None:
+    archive = os.environ.get("ONCEFLOW_CLASS_ARCHIVE", "")
+    if not os.path.isfile(archive):
+        pytest.skip("scripts/test makes one when it runs everything")
+    assert spark._jvm is not None
+    beans = spark._jvm.java.lang.management.ManagementFactory
+    assert f"-XX:SharedArchiveFile={archive}" in list(beans.getRuntimeMXBean().getInputArguments())

@@ -218,6 +218,15 @@ def is_classic(spark: Any) -> bool:
     return hasattr(spark, "_jsparkSession")
 
 
+def end_jvm(spark: Any, seconds: float) -> None:
+    """The session is stopped and its JVM, which ends when its standard input closes, is gone."""
+    gateway = spark.sparkContext._gateway
+    spark.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(timeout=seconds)
+
+
 def keep_quiet(spark: Any) -> None:
     """setLogLevel raises every logger; those that onceflow reports itself go back to silence."""
     spark.sparkContext.setLogLevel("ERROR")

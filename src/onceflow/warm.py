@@ -1,0 +1,85 @@
+"""Spark starts in about half the time from an archive of its classes (Java's class data sharing).
+
+`python -m onceflow.warm FILE` makes one, by running a small job. Sessions start from it where
+ONCEFLOW_CLASS_ARCHIVE names it. Java checks that it is of this Java and of these jars, and goes on
+without it where it is not: a stale one costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+ARCHIVE = "ONCEFLOW_CLASS_ARCHIVE"
+_QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
+
+
+def java_options() -> str:
+    """What a JVM of Spark's is started with to use the archive; nothing if there is none."""
+    path = os.environ.get(ARCHIVE, "")
+    blank = any(map(str.isspace, path))  # Spark splits the options at blanks
+    if not path or blank or not Path(path).is_file():
+        return ""
+    return f"-XX:SharedArchiveFile={path} {_QUIET}"
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+def command(file: Path) -> None:
+    """Write an archive of the classes that a job needs to FILE (about 150 MB), and keep it if it
+    is there."""
+    if file.exists():
+        click.echo(f"{file} is there")
+        return
+    if any(map(str.isspace, str(file.absolute()))):
+        raise click.ClickException(f"{file.absolute()} has a blank in it, where Spark splits")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.absolute().with_name(f".{file.name}.{os.getpid()}")
+    os.environ.pop(ARCHIVE, None)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            _run_a_job(Path(folder), f"-XX:ArchiveClassesAtExit={unfinished} {_QUIET}")
+        if not unfinished.exists():
+            raise click.ClickException("this Java wrote no archive; is the disk full?")
+        unfinished.rename(file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    click.echo(f"{file}: {file.stat().st_size >> 20} MiB; use it with {ARCHIVE}={file.absolute()}")
+
+
+def _run_a_job(folder: Path, java: str) -> None:
+    """Reads a log, keeps state, writes files: it loads most of what any job needs."""
+    import pyarrow as pa
+    from pyspark.sql import functions as F
+
+    import onceflow
+    from onceflow import spark_inside
+    from onceflow.log import EmbeddedLog
+    from onceflow.sinks import Files
+    from onceflow.sources import Log
+
+    log = EmbeddedLog.create(folder / "in")
+    now = datetime.datetime.now(datetime.UTC)
+    log.append(pa.table({"value": ["a b", "b"], "event_time": [now, now]}, log.schema))
+
+    @onceflow.job("warm")
+    def warm(flow: onceflow.Flow) -> None:
+        rows = flow.read("rows", Log(folder / "in"))
+        words = rows.select("event_time", F.explode(F.split("value", " ")).alias("word"))
+        timed = words.withWatermark("event_time", "1 second")
+        counts = timed.groupBy(F.window("event_time", "1 second"), "word").count()
+        flow.write("counts", counts, to=Files(folder / "out"))
+
+    settings = {"spark.driver.extraJavaOptions": java}
+    spark = onceflow.get_session("local[2]", settings, log=folder / "spark.log")
+    onceflow.start(warm, home=folder / "home", once=True).wait()
+    spark_inside.end_jvm(spark, seconds=300)  # the archive is written while it ends
+
+
+if __name__ == "__main__":
+    sys.exit(command())
