@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from onceflow.runtime.complaint import death
+from onceflow.runtime.family import (
+    GONE_WITHIN,
+    adopt_orphans,
+    family,
+    scratch_environment,
+    wait_for,
+)
 
 Event = dict[str, Any]
-
-_PR_SET_CHILD_SUBREAPER = 36
-_GONE_WITHIN = 20.0  # seconds, after kill -9
-# Quick to start: a demo is over before the JVM's better compiler pays.
-_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir="
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
-        self._reader.join(_GONE_WITHIN)
+        self._reader.join(GONE_WITHIN)
         assert self._process.stdout is not None
         self._process.stdout.close()
         if self._said.stat().st_size == 0:
@@ -112,7 +111,7 @@ class Run:
             self._process.wait()
             # Parents first: their end makes us the parent of their children.
             ended += [
-                Ended(pid, "driver" if pid == driver else what, _wait_for(pid))
+                Ended(pid, "driver" if pid == driver else what, wait_for(pid))
                 for pid, what in alive.items()
             ]
             alive = family({process.pid for process in ended})  # born meanwhile
@@ -133,66 +132,3 @@ def frozen(driver: int) -> Iterator[None]:
 def _signal_group(leader: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, number)
-
-
-def scratch_environment(scratch: Path) -> dict[str, str]:
-    """A JVM that is killed leaves its temporary files: in `scratch`, where we can remove them."""
-    given = os.environ.get("JDK_JAVA_OPTIONS", "")
-    return {
-        **os.environ,
-        "JDK_JAVA_OPTIONS": f'{given} {_JVM}"{scratch}"'.strip(),
-        "SPARK_LOCAL_DIRS": str(scratch),
-    }
-
-
-# ---------------------------------------------------------------- who belongs to whom
-
-
-def adopt_orphans() -> None:
-    """What a killed child leaves becomes a child of ours, and we are told how it ended."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def family(roots: set[int]) -> dict[int, str]:
-    """The driver, its JVM and its workers, parents first. Empty where there is no /proc."""
-    everybody = processes()
-    found: dict[int, str] = {}
-    parents = roots
-    while parents:
-        children = [
-            pid
-            for pid, (parent, session, _) in everybody.items()
-            if pid not in roots and pid not in found and (parent in parents or session in parents)
-        ]
-        for pid in children:
-            found[pid] = "JVM" if everybody[pid][2] == "java" else "worker"
-        parents = set(children)
-    return found
-
-
-def processes() -> dict[int, tuple[int, int, str]]:
-    """pid -> (parent, session, name), without those that have ended and wait to be reaped."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            name, _, rest = path.read_text().partition("(")[2].rpartition(")")
-            state, parent, _, session, *_ = rest.split()
-            if state != "Z":
-                found[int(path.parent.name)] = (int(parent), int(session), name)
-    return found
-
-
-def _wait_for(pid: int) -> str:
-    """How an orphan of ours ended; empty if somebody else was its parent."""
-    deadline = time.monotonic() + _GONE_WITHIN
-    while time.monotonic() < deadline:
-        try:
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
-                return death(os.waitstatus_to_exitcode(status))
-        except ChildProcessError:
-            if pid not in processes():
-                return ""
-        time.sleep(0.01)
-    return "is still there"

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from onceflow.demo.processes import adopt_orphans, family, processes, scratch_environment
 from onceflow.errors import SetupError
+from onceflow.runtime.family import adopt_orphans, family, processes, scratch_environment
 
 Event = dict[str, Any]
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from onceflow.demo.processes import processes
 from onceflow.runtime.complaint import death
+from onceflow.runtime.family import processes
 from onceflow.verify.checker import Violation
 from onceflow.verify.drivers import Driver
 from onceflow.verify.play import Life, Play, Struck
