@@ -32,7 +32,7 @@ h2 { font-size: 18px; margin: 40px 0 12px; }
 p { margin: 6px 0; } .soft { color: var(--soft); }
 .verdict { font-size: 44px; font-weight: 700; letter-spacing: -0.02em; line-height: 1.1; }
 .valid { color: var(--ok); } .invalid { color: var(--bad); } .unknown { color: var(--doubt); }
-.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 1px;
+.facts { display: grid; grid-template-columns: repeat(5, 1fr); gap: 1px;
   background: var(--line); border: 1px solid var(--line); margin: 24px 0; }
 .facts div { background: var(--paper); padding: 12px 16px; }
 .facts b { display: block; font-size: 22px; font-variant-numeric: tabular-nums; }
@@ -48,6 +48,7 @@ td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space:
 tr.missed td { color: var(--soft); }
 svg { width: 100%; height: auto; display: block; } svg text { fill: var(--soft); font-size: 11px; }
 .dot { display: inline-block; width: 9px; height: 9px; border-radius: 50%; margin: 0 5px 0 14px; }
+@media (max-width: 700px) { .facts { grid-template-columns: repeat(2, 1fr); } }
 @media print { main { padding: 0; } tr { break-inside: avoid; } }
 """
 
