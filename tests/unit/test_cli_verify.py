@@ -22,6 +22,8 @@ WRONG = {
     ("--sinks", "paper"): "there is no 'paper'",
     ("--jobs", "sum", "--sinks", "files"): "no job of sum can have files",
     ("--duration", "soon"): "is not a time",
+    ("--part", "5/4"): "'5/4' is not a part of",
+    ("--part", "2"): "'2' is not a part of",
     ("--input", "log"): "--input is for a job of yours",
     ("job.py", "--jobs", "echo"): "are for the built-in jobs",
     ("job.py", "--guarantee", "at-most-once"): "are for the built-in jobs",

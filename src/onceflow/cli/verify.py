@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -34,6 +35,7 @@ _FAULTS = 40
     show_default=f"{_FAULTS}, or one a second of --duration",
     help="How many faults strike.",
 )
+@click.option("--part", metavar="K/N", default="1/1", help="Of the schedule only every Nth case.")
 @click.option("--duration", metavar="TIME", help='No fault strikes later, such as "10 min".')
 @click.option("--fault", "kinds", metavar="KIND", multiple=True, help="Only faults of this kind.")
 @click.option("--at", "points", metavar="POINT", multiple=True, help="Only at this fault point.")
@@ -56,9 +58,9 @@ _FAULTS = 40
 @click.option("--keep", metavar="FOLDER", help="Run there, and keep all that was written.")
 @json_option
 def command(  # noqa: PLR0917 - one parameter for each option
-    job: str | None, seed: int, faults: int | None, duration: str | None, kinds: tuple[str, ...],
-    points: tuple[str, ...], jobs: str, sinks: str, guarantee: str | None, recorded: str | None,
-    master: str, report: str | None, keep: str | None, as_json: bool,
+    job: str | None, seed: int, faults: int | None, part: str, duration: str | None,
+    kinds: tuple[str, ...], points: tuple[str, ...], jobs: str, sinks: str, guarantee: str | None,
+    recorded: str | None, master: str, report: str | None, keep: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Break a job in every way we know, and count.
 
@@ -81,6 +83,7 @@ def command(  # noqa: PLR0917 - one parameter for each option
                 job,
                 seed,
                 faults,
+                part,
                 duration,
                 kinds,
                 points,
@@ -105,9 +108,9 @@ def command(  # noqa: PLR0917 - one parameter for each option
 
 
 def _settings(  # noqa: PLR0917 - one parameter for each option
-    folder: Path, job: str | None, seed: int, faults: int | None, duration: str | None,
-    kinds: tuple[str, ...], points: tuple[str, ...], jobs: str, sinks: str, guarantee: str | None,
-    recorded: str | None, master: str,
+    folder: Path, job: str | None, seed: int, faults: int | None, part: str,
+    duration: str | None, kinds: tuple[str, ...], points: tuple[str, ...], jobs: str, sinks: str,
+    guarantee: str | None, recorded: str | None, master: str,
 ) -> Settings:  # fmt: skip
     from onceflow.job import milliseconds
     from onceflow.testing.faults import POINTS
@@ -138,6 +141,7 @@ def _settings(  # noqa: PLR0917 - one parameter for each option
         kinds=kinds or tuple(KINDS),
         points=points,
         cases=tuple(chosen),
+        part=_part(part, len(chosen) or 1),
         duration=seconds,
         master=master,
         command=_command(),
@@ -159,6 +163,15 @@ def _command() -> str:
         elif argument != "--json":
             kept.append(argument)
     return shlex.join(["onceflow", *kept])
+
+
+def _part(text: str, cases: int) -> tuple[int, int]:
+    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
+    if found is None or not int(found[1]) <= int(found[2]) <= cases:
+        raise JobError(
+            f"--part: {text!r} is not a part of {cases} cases", hint=f"1/{cases} to {cases}/{cases}"
+        )
+    return int(found[1]), int(found[2])
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -39,6 +39,7 @@ class Settings:
     kinds: tuple[str, ...]
     cases: tuple[tuple[str, str], ...]  # job, sinks
     points: tuple[str, ...] = ()
+    part: tuple[int, int] = (1, 1)  # (2, 4): of the schedule's cases, the second of every four
     duration: float | None = None  # seconds; no fault begins later
     master: str = "local"
     command: str = ""  # that replays it
@@ -66,6 +67,7 @@ class Runner:
     ) -> None:
         """`drivers`: some that are there already, and stay."""
         self.settings, self._show, self._drivers = settings, tell, drivers
+        self._planned, self._cases = settings.faults, len(settings.cases)
         self._began = time.monotonic()
         self.result = Result(settings.seed, settings.command, settings.master, now())
 
@@ -89,10 +91,15 @@ class Runner:
         )  # fmt: skip
         names = [f"{plot.case.name} to {plot.case.sinks}" for plot in plots]
         self._write_down(names, faults)
-        self._tell("begin", folder=str(self.settings.folder), faults=len(faults), cases=names,
+        part, parts = self.settings.part
+        faults = [fault for fault in faults if fault.case % parts == part - 1]
+        played = range(part - 1, len(plots), parts)
+        self._planned, self._cases = len(faults), len(played)
+        self._tell("begin", folder=str(self.settings.folder), faults=len(faults),
+                   cases=[names[number] for number in played],
                    seed=self.settings.seed, left_out=self.result.left_out)  # fmt: skip
-        for number, plot in enumerate(plots):
-            mine = [fault for fault in faults if fault.case == number]
+        for number in played:
+            plot, mine = plots[number], [fault for fault in faults if fault.case == number]
             small = any(fault.kind == "full-disk" for fault in mine)
             with disk_of(plot.case.folder) if small else contextlib.nullcontext():
                 self._play(plot, mine, drivers)
@@ -196,7 +203,7 @@ class Runner:
         try:
             until = self.settings.duration
             if until is not None:  # each case has its share of it
-                until *= len(self.result.cases) / max(1, len(self.settings.cases))
+                until *= len(self.result.cases) / max(1, self._cases)
             in_time = (f for f in faults if until is None or self._seconds() < until)
             play.perform(in_time, struck_by)
             if not play.violations:
@@ -250,7 +257,7 @@ class Runner:
         fed = play.feed.rows if play.feed else 0
         struck = [f for f in self.result.faults if f["hit"]]
         self._tell("progress", job=play.case.name, sinks=play.case.sinks,
-                   faults=len(struck) + sum(s.hit for s in play.struck), of=self.settings.faults,
+                   faults=len(struck) + sum(s.hit for s in play.struck), of=self._planned,
                    rows_in=fed, rows_out=play.observer.published,
                    lag=fed - play.rows_read(),
                    violations=len(self.result.violations) + len(play.violations)
