@@ -230,6 +230,7 @@ class Epochs:
             [decision.sources for decision in decisions],
             last.end if last else {},
             int(self.declared.df.sparkSession.conf.get(COMPACT_INTERVAL, "10")),
+            self.log.check,
         )
         if last is None:
             self.checkpoint.begin_anew(self.log.check)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from onceflow.errors import CheckpointRefused, PlanChanged
+from onceflow.errors import CheckpointRefused, Fenced, PlanChanged
 from onceflow.spark_inside.checkpoint import (
     Checkpoint,
     advance_watermark,
@@ -209,9 +209,13 @@ def decided(*numbers: int) -> list[dict[str, dict[str, list[str]]]]:
     return [{"lines": {str(n): [line(n)]}} for n in numbers]
 
 
+def nobody() -> None:
+    """Leads after us."""
+
+
 def restore(checkpoint: Checkpoint, last: int, *numbers: int) -> None:
     end = {"lines": {"logOffset": last}}
-    checkpoint.set_sources(decided(*(numbers or (last - 1, last))), end, 10)
+    checkpoint.set_sources(decided(*(numbers or (last - 1, last))), end, 10, nobody)
 
 
 def state_of(checkpoint: Checkpoint) -> dict[str, tuple[str, int, int]]:
@@ -408,14 +412,38 @@ def test_entries_above_the_last_decision_are_removed(checkpoint: Checkpoint) -> 
 
 def test_without_a_decision_nothing_of_a_file_source_stays(checkpoint: Checkpoint) -> None:
     written(checkpoint, 3)
-    checkpoint.set_sources([], {}, 10)
+    checkpoint.set_sources([], {}, 10, nobody)
     assert os.listdir(sources(checkpoint)) == []
+
+
+def test_what_a_successor_writes_meanwhile_stays(checkpoint: Checkpoint) -> None:
+    """The driver is paused between its last look at the log and the removal."""
+    written(checkpoint, 3)
+
+    def overtaken() -> None:
+        put(sources(checkpoint) / "2", f"v1\n{line(2, 'other')}")
+        put(sources(checkpoint) / "4", f"v1\n{line(4)}")
+
+    checkpoint.set_sources(decided(0, 1), {"lines": {"logOffset": 1}}, 10, overtaken)
+    assert sorted(os.listdir(sources(checkpoint))) == ["0", "1", "2", "4"]
+    assert "other" in (sources(checkpoint) / "2").read_text()
+
+
+def test_who_is_fenced_removes_no_entry(checkpoint: Checkpoint) -> None:
+    written(checkpoint, 3)
+
+    def fenced() -> None:
+        raise Fenced("another driver leads")
+
+    with pytest.raises(Fenced):
+        checkpoint.set_sources(decided(0, 1), {"lines": {"logOffset": 1}}, 10, fenced)
+    assert len(os.listdir(sources(checkpoint))) == 4
 
 
 def test_the_files_of_other_sources_are_left_alone(checkpoint: Checkpoint) -> None:
     path = put(sources(checkpoint, "kafka") / "0", 'v1\n{"topic":{"0":5}}', crc=True)
-    checkpoint.set_sources([], {}, 10)
-    checkpoint.set_sources([], {"kafka": {"topic": {"0": 9}}}, 10)
+    checkpoint.set_sources([], {}, 10, nobody)
+    checkpoint.set_sources([], {"kafka": {"topic": {"0": 9}}}, 10, nobody)
     assert path.read_text() == 'v1\n{"topic":{"0":5}}'
     assert crc_of(path).exists()
 
@@ -431,7 +459,7 @@ def test_several_sources_are_restored_each_from_its_own(checkpoint: Checkpoint) 
         put(sources(checkpoint, name) / "0", f"v1\n{line(0, name)}")
         put(sources(checkpoint, name) / "1", "torn")
     entries = [{n: {"0": [line(0, n)], "1": [line(1, n)]} for n in ("a", "b")}]
-    checkpoint.set_sources(entries, {"a": {"logOffset": 1}, "b": {"logOffset": 0}}, 10)
+    checkpoint.set_sources(entries, {"a": {"logOffset": 1}, "b": {"logOffset": 0}}, 10, nobody)
     assert (sources(checkpoint, "a") / "1").read_text() == f"v1\n{line(1, 'a')}"
     assert os.listdir(sources(checkpoint, "b")) == ["0"]
 
@@ -440,7 +468,7 @@ def test_the_order_of_files_in_an_entry_does_not_matter(checkpoint: Checkpoint) 
     path = put(sources(checkpoint) / "0", "\n".join(["v1", line(0, "b"), line(0, "a")]))
     before = path.stat().st_mtime_ns
     entries = [{"lines": {"0": [line(0, "a"), line(0, "b")]}}]
-    checkpoint.set_sources(entries, {"lines": {"logOffset": 0}}, 10)
+    checkpoint.set_sources(entries, {"lines": {"logOffset": 0}}, 10, nobody)
     assert path.stat().st_mtime_ns == before
 
 
@@ -448,7 +476,7 @@ def test_another_compact_interval_is_followed(checkpoint: Checkpoint) -> None:
     end = {"lines": {"logOffset": 3}}
     for number in range(4):
         put(sources(checkpoint) / str(number), f"v1\n{line(number)}")
-    checkpoint.set_sources(decided(0, 1, 2, 3), end, 2)
+    checkpoint.set_sources(decided(0, 1, 2, 3), end, 2, nobody)
     log = SourceLog(sources(checkpoint))
     assert [log.entry(n) for n in (0, 2, 3)] == [[line(0)], [line(2)], [line(3)]]
     assert (sources(checkpoint) / "3.compact").exists()

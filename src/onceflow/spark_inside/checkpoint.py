@@ -14,6 +14,7 @@ from onceflow.spark_inside.source_log import (
     SourceEntries,
     SourceLog,
     crc_of,
+    identity_of,
     is_file_offset,
     names_in,
     numbers_in,
@@ -147,8 +148,12 @@ class Checkpoint:
         entries: list[SourceEntries],
         end: dict[str, Any],
         compact_interval: int,
+        check: Callable[[], object],
     ) -> None:
-        """Make the file sources' logs say what the decisions say, and nothing beyond."""
+        """Make the file sources' logs say what the decisions say, and nothing beyond.
+
+        `check`: as in `begin_anew`.
+        """
         ours = {name for name, offset in end.items() if is_file_offset(offset)}
         for name in sorted({*names_in(self.root / "sources"), *ours} - (set(end) - ours)):
             log = SourceLog(self.root / "sources" / name)
@@ -159,7 +164,7 @@ class Checkpoint:
                     for n, lines in decided.get(name, {}).items()
                 }
                 last = end[name]["logOffset"] if name in ours else -1
-                log.restore(wanted, last, compact_interval)
+                log.restore(wanted, last, compact_interval, check)
 
     # .............................................................. state
 
@@ -170,7 +175,7 @@ class Checkpoint:
         us, and only that is removed: we may be paused here while a successor works.
         """
         seen = [
-            (path, _identity(path))
+            (path, identity_of(path))
             for name in ("offsets", "commits", "state")
             for path in sorted((self.root / name).rglob("*"), reverse=True)
         ]
@@ -179,7 +184,7 @@ class Checkpoint:
             with contextlib.suppress(OSError):  # it is gone, or a folder with something new in it
                 if path.is_dir():
                     path.rmdir()
-                elif _identity(path) == identity:
+                elif identity_of(path) == identity:
                     path.unlink()
         for name in ("offsets", "commits", "state"):
             with contextlib.suppress(OSError):
@@ -218,12 +223,3 @@ class Checkpoint:
             ]
             self._stores[partition] = folders or [partition]
         return self._stores[partition]
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Tells a file from another one that got its name later."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_ctime_ns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,21 @@ class SourceLog:
         names = (str(number), f"{number}.compact")
         return [self.folder / name for name in names if (self.folder / name).exists()]
 
-    def restore(self, wanted: dict[int, list[str]], last: int, interval: int) -> None:
-        """Entries 0 to `last` are whole and say what is wanted; there are none above."""
-        for name in names_in(self.folder):
-            if number_of(name) > last:
-                remove(self.folder / name)
+    def restore(
+        self,
+        wanted: dict[int, list[str]],
+        last: int,
+        interval: int,
+        check: Callable[[], object],
+    ) -> None:
+        """Entries 0 to `last` are whole and say what is wanted; of those above, the ones that
+        were there when `check` found us leading are gone."""
+        above = [self.folder / name for name in names_in(self.folder) if number_of(name) > last]
+        seen = [(path, identity_of(path)) for path in above]
+        check()
+        for path, identity in seen:
+            if identity_of(path) == identity:
+                remove(path)
         compacts = [n for n in names_in(self.folder) if n.endswith(".compact")]
         compacted = max(map(number_of, compacts), default=-1)
         if compacted >= 0:
@@ -123,6 +134,15 @@ def number_of(name: str) -> int:
 
 def numbers_in(folder: Path) -> list[int]:
     return sorted(n for n in map(number_of, names_in(folder)) if n >= 0)
+
+
+def identity_of(path: Path) -> tuple[int, int] | None:
+    """Tells a file from another one that got its name later."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_ctime_ns
 
 
 def crc_of(path: Path) -> Path:
