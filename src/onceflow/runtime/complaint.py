@@ -22,6 +22,8 @@ _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
 _WRONG_JOB = ("AnalysisException", "ParseException", "IllegalArgumentException",
               "UnsupportedOperationException", "PySparkTypeError", "PySparkValueError",
               "PySparkAttributeError")  # fmt: skip
+# Spark runs Python also while a job is declared (a log's schema), so its code may be on the way.
+_DEAD_WORKER = ("Python worker exited unexpectedly", "Python worker failed to connect back")
 _TRACEBACK = "Traceback (most recent call last):"
 _LONGEST = 600
 
@@ -66,6 +68,9 @@ def complaint(
         mendable = not _is_a_mistake(raised)
         code = RETRY if mendable else 1
         return Complaint("UserCodeError", f"{place}: {raised}", hint, code, mendable)
+    if any(sign in str(error) for sign in _DEAD_WORKER):
+        hint = f"if it happens again: see {log}, and dmesg for a lack of memory"
+        return Complaint("WorkerDied", readable(error), hint, RETRY, True)
     if _passed(error, file) or kind in _WRONG_JOB:
         place = f"{where(error, file)}: " if _passed(error, file) else ""
         return Complaint(

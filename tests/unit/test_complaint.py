@@ -1,0 +1,31 @@
+"""What a driver says when it ends, and whether starting again can help."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from onceflow.runtime.complaint import RETRY, Complaint, complaint
+
+
+def told(folder: Path, raised: str) -> Complaint:
+    """About a job file that raises on its second line."""
+    job = folder / "job.py"
+    job.write_text(f"class SparkError(Exception): ...\nraise {raised}\n")
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever the line raises
+        runpy.run_path(str(job))
+    return complaint(caught.value, job)
+
+
+def test_what_the_jobs_own_code_raises_is_not_tried_again(tmp_path: Path) -> None:
+    said = told(tmp_path, "ValueError('no such ad')")
+    assert (said.kind, said.exit_code, said.retryable) == ("JobError", 2, False)
+    assert said.message.endswith("job.py, line 2: ValueError: no such ad")
+
+
+def test_a_python_worker_that_died_while_the_job_was_declared_is(tmp_path: Path) -> None:
+    said = told(tmp_path, "SparkError('Python worker exited unexpectedly (crashed)')")
+    assert (said.kind, said.exit_code, said.retryable) == ("WorkerDied", RETRY, True)
+    assert "dmesg" in said.hint
