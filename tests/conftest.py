@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,14 @@ import pytest
 
 from onceflow.testing import faults
 from onceflow.verify.disk import mount
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Slow tests run with --all of `scripts/test` only."""
+    if os.environ.get("ONCEFLOW_TEST_ALL") != "1":
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        items[:] = [item for item in items if item not in slow]
+        config.hook.pytest_deselected(items=slow)
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onceflow import spark_inside
+from onceflow import connector, spark_inside
 from onceflow.errors import SessionRefused, SetupError
 from onceflow.warm import java_options
 
@@ -53,6 +53,10 @@ REQUIRED: dict[str, tuple[str, str]] = {
     "spark.sql.files.ignoreMissingFiles": ("false", "a missing input file is not skipped"),
 }
 _LEAST_RETAINED = 100
+_GET_JAVA = (
+    "install Java 17 or 21 (Debian and Ubuntu: apt-get install openjdk-17-jre-headless; "
+    "macOS: brew install openjdk@17) and set JAVA_HOME if it is not on the PATH"
+)
 
 FAST = {
     _STREAM + "checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming."
@@ -83,6 +87,13 @@ def profile() -> dict[str, str]:
     return {**required, _RETAIN: str(_LEAST_RETAINED), **FAST, **QUIET}
 
 
+def kafka_packages() -> str:
+    """With `settings={"spark.jars.packages": onceflow.session.kafka_packages()}` a new session
+    gets Spark's Kafka connector from Maven's central repository. Where that cannot be reached,
+    ONCEFLOW_JARS names a folder with it: see `onceflow.connector`."""
+    return connector.packages()
+
+
 def get_session(
     master: str | None = None,
     settings: dict[str, str] | None = None,
@@ -92,6 +103,7 @@ def get_session(
     """The session that is there, if it is safe; else a new one with the safe profile.
 
     `log`: where a new session's JVM writes what it has to say, instead of to standard error.
+    The jars in the folder that ONCEFLOW_JARS names, if it is set, are those of a new session too.
     """
     from pyspark.sql import SparkSession
 
@@ -114,6 +126,9 @@ def get_session(
     java = f"-Dlog4j2.configurationFile=file:{log4j} {java_options()}"
     config["spark.driver.extraJavaOptions"] = java.strip()
     config.update(settings or {})
+    if named := connector.named_jars():
+        given = config.get("spark.jars")
+        config["spark.jars"] = ",".join([*map(str, named), *([given] if given else [])])
     with _standard_error_to(log):
         spark = SparkSession.builder.config(map=config).getOrCreate()
     spark_inside.keep_quiet(spark)
@@ -162,17 +177,19 @@ def check_session(spark: Any) -> None:
         )
 
 
-def check_java() -> str:
-    """The version of the Java that Spark will use; `SetupError` if it is missing or too old."""
+def java_command() -> str:
+    """The Java that Spark will use; `SetupError` if it is missing."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
-    hint = (
-        "install Java 17 or 21 (Debian and Ubuntu: apt-get install openjdk-17-jre-headless; "
-        "macOS: brew install openjdk@17) and set JAVA_HOME if it is not on the PATH"
-    )
     if java is None or not os.path.exists(java):
         says = f"Java is missing: JAVA_HOME is {home}, which has no bin/java" if home else ""
-        raise SetupError(says or "Java is missing", hint=hint)
+        raise SetupError(says or "Java is missing", hint=_GET_JAVA)
+    return java
+
+
+def check_java() -> str:
+    """The version of the Java that Spark will use; `SetupError` if it is missing or too old."""
+    java, hint = java_command(), _GET_JAVA
     try:
         said = subprocess.run(
             [java, "-version"], check=False, capture_output=True, errors="replace", timeout=30

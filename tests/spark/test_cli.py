@@ -307,7 +307,8 @@ def test_a_job_with_prints_udfs_and_a_module_beside_it_runs_and_speaks_json(tmp_
     assert (ledger["decided"], ledger["published"], ledger["term"]) == (0, 0, 1)
     found = {f["what"]: f for f in json.loads(onceflow("doctor", "--json", cwd=tmp_path).stdout)}
     assert found["job it"]["says"] == "stopped, nothing left behind"
-    assert {"java", "spark", "jars", "maven", "home", "clocks", "leftovers"} <= set(found)
+    looked_at = {"java", "spark", "jars", "maven", "kafka connector", "home", "clocks", "leftovers"}
+    assert looked_at <= set(found)
     for command in (["status"], ["ledger", "it"], ["doctor"]):
         text = onceflow(*command, cwd=tmp_path)
         assert text.returncode == 0

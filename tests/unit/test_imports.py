@@ -21,7 +21,9 @@ LOG = {*FILES, "onceflow.schema", "onceflow.commits"}
 ALLOWED: dict[str, set[str]] = {
     "onceflow.errors": set(),
     "onceflow.testing.faults": set(),
-    "onceflow.testing": {*LOG, "onceflow.sinks.base"},
+    "onceflow.testing": {*LOG, "onceflow.sinks.base", "onceflow.jars"},
+    "onceflow.jars": {"onceflow.errors"},
+    "onceflow.connector": {"onceflow.errors", "onceflow.spark_inside"},
     "onceflow.schema": {"onceflow.errors"},
     "onceflow.storage": LOW,
     "onceflow.ledger": {"onceflow.errors"},

