@@ -151,7 +151,8 @@ def targets(declared: Declared) -> list[tuple[str, ...]]:
     found = []
     for sink in declared.outputs.values():
         target = sink.target()
-        parts = [str(target.get(part, "")) for part in ("kind", "path", "table")]
+        table = ".".join(str(target.get(part, "")) for part in ("dsn", "schema", "table"))
+        parts = [target.get("kind", ""), str(target.get("path", "")), table]
         if sink.shared or not target:
             parts[2] = str(id(sink))  # several outputs may write there, each by a sink of its own
         found.append(tuple(parts))

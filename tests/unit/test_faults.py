@@ -13,7 +13,15 @@ from children import run_and_kill
 
 import onceflow
 from onceflow.testing import faults
-from onceflow.testing.faults import POINTS, TRIM, InjectedFault, arm, arm_from_environment, reach
+from onceflow.testing.faults import (
+    POINTS,
+    SERVICES,
+    TRIM,
+    InjectedFault,
+    arm,
+    arm_from_environment,
+    reach,
+)
 
 
 def test_a_point_that_is_not_armed_does_nothing() -> None:
@@ -114,5 +122,5 @@ def test_every_point_is_reached_somewhere_and_every_reached_one_is_listed() -> N
     reached = set()
     for path in Path(onceflow.__file__).parent.rglob("*.py"):
         reached |= set(re.findall(r'\b_?reach\("([^"]+)"', path.read_text()))
-    assert reached == {*POINTS, *TRIM}
+    assert reached == {*POINTS, *TRIM, *SERVICES}
     assert len(POINTS) == len(set(POINTS))

@@ -38,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "onceflow.model": {"onceflow.testing.faults"},  # and for the rest it stands beside the product
 }
 LIBRARIES = {"pyarrow", "numpy"}  # for what runs in executors
+CLIENTS = {"psycopg"}  # of servers, imported when one is talked with
 # Classes that Spark derives from, and job files, which nobody imports.
 USE_SPARK = {
     ROOT / "sources" / "log_stream.py", ROOT / "demo" / "ads.py", ROOT / "verify" / "matrix.py",
@@ -107,7 +108,7 @@ def test_what_runs_in_executors_imports_little(module: str) -> None:
                 assert top in known, f"{path} imports {name}"
         for name in imports(path, whole=True):
             top = name.partition(".")[0]
-            known = {*sys.stdlib_module_names, *LIBRARIES, "onceflow", "pyspark"}
+            known = {*sys.stdlib_module_names, *LIBRARIES, *CLIENTS, "onceflow", "pyspark"}
             assert top in known, f"{path} imports {name}"
 
 
@@ -150,7 +151,7 @@ def loaded_by(statement: str) -> set[str]:
     ],
 )
 def test_importing_loads_neither_spark_nor_arrow(statement: str) -> None:
-    heavy = {"pyspark", "py4j", "pyarrow", "numpy", "pandas", "pytest"}
+    heavy = {"pyspark", "py4j", "pyarrow", "numpy", "pandas", "pytest", *CLIENTS}
     assert loaded_by(statement).isdisjoint(heavy)
 
 

@@ -278,6 +278,7 @@ def test_the_public_names_are_these() -> None:
         "Log",
         "Outcome",
         "Position",
+        "Postgres",
         "Publication",
         "Sink",
         "Sqlite",

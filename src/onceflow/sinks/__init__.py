@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from onceflow.ledger import Committable, Ledger, Outcome, Position, Publication, judge
 from onceflow.sinks.base import Sink, Staged
 from onceflow.sinks.files import Files
 from onceflow.sinks.log import Log
+from onceflow.sinks.postgres import Postgres
 from onceflow.sinks.sqlite import Sqlite
 
 __all__ = [
@@ -17,6 +19,7 @@ __all__ = [
     "Log",
     "Outcome",
     "Position",
+    "Postgres",
     "Publication",
     "Sink",
     "Sqlite",
@@ -25,8 +28,8 @@ __all__ = [
     "open_target",
 ]
 
-_KINDS: dict[str, type[Files] | type[Log] | type[Sqlite]] = {
-    "files": Files, "log": Log, "sqlite": Sqlite,
+_KINDS: dict[str, Callable[..., Sink]] = {
+    "files": Files, "log": Log, "postgres": Postgres, "sqlite": Sqlite,
 }  # fmt: skip
 
 
@@ -35,5 +38,4 @@ def open_target(target: dict[str, Any]) -> Sink | None:
     kind = _KINDS.get(target.get("kind", ""))
     if kind is None:
         return None
-    settings = {name: value for name, value in target.items() if name not in ("kind", "path")}
-    return kind(target["path"], **settings)
+    return kind(**{name: value for name, value in target.items() if name != "kind"})

@@ -48,10 +48,14 @@ EPOCH = (
 PUT = ("put.written", "put.linked")
 FOLDER = ("folder.moved-one", "folder.moved", "folder.committed")
 SQLITE = ("sqlite.begun", "sqlite.written", "sqlite.committed")
+POSTGRES = ("postgres.copied", "postgres.begun", "postgres.written", "postgres.committed")
 ROLL_UP = ("rollup.written", "rollup.pruned-one")
 
 # No part of a job's life.
 TRIM = ("trim.committed", "trim.removed-one", "drop.committed", "drop.removed-one")
+
+# Of targets that are servers: the tests that have these servers reach them.
+SERVICES = POSTGRES
 
 POINTS = OPENING + EPOCH + PUT + FOLDER + SQLITE + ROLL_UP
 
@@ -90,7 +94,7 @@ def arm(
     point: str, action: str | Callable[[str], None], *, visit: int = 1, folder: str = ""
 ) -> None:
     """Break this process at the given visit of `point`."""
-    if point not in POINTS + TRIM:
+    if point not in POINTS + TRIM + SERVICES:
         raise ValueError(f"no fault point is called {point!r}; there are: {', '.join(POINTS)}")
     act = action if callable(action) else _action(action, folder)
     _armed[point] = _Armed(act, visit)

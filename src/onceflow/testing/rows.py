@@ -6,11 +6,12 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any
 
 Row = dict[str, Any]
 
+_EXACT = Context(prec=76)  # Python's own rounds to 28 digits
 _YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 _TIMES = [
     datetime(1970, 1, 1, tzinfo=UTC) - timedelta(microseconds=1),
@@ -102,7 +103,7 @@ def _value(kind: Any, n: int) -> Any:
             return {f["name"]: _value(f["type"], n) for f in fields}
         case str() if kind.startswith("decimal"):
             precision, scale = _decimal(kind)
-            return Decimal(n % 10**precision).scaleb(-scale)
+            return _EXACT.scaleb(Decimal(n % 10**precision), -scale)
     raise ValueError(f"the contract has no rows with the type {kind}")
 
 
@@ -116,8 +117,9 @@ def _awkward(kind: Any) -> list[Any]:
             return [dict.fromkeys((f["name"] for f in fields), None)]
         case str() if kind.startswith("decimal"):
             precision, scale = _decimal(kind)
-            largest = Decimal(10**precision - 1).scaleb(-scale)
-            return [Decimal(0), largest, -largest, Decimal(1).scaleb(-scale)]
+            largest = _EXACT.scaleb(Decimal(10**precision - 1), -scale)
+            smallest = _EXACT.scaleb(Decimal(1), -scale)
+            return [Decimal(0), largest, _EXACT.minus(largest), smallest]
     return _AWKWARD[kind]
 
 

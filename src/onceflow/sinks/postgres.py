@@ -1,0 +1,356 @@
+"""Rows in a table of a PostgreSQL database, published by one transaction for each epoch.
+
+1. copy     a large epoch only: the tasks of a Spark job COPY its files into an unlogged table
+2. begin    lock the output's row in the ledger, and judge
+3. write    COPY the files straight into the table, or move what was copied; update the ledger
+4. commit   an answer that got lost is looked for in the ledger
+
+Fault points stand between the steps.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from onceflow.errors import (
+    BadRows,
+    JobError,
+    OnceflowError,
+    PublishFailed,
+    PublishUnknown,
+    SchemaMismatch,
+    TargetBehind,
+    TargetError,
+)
+from onceflow.ledger import Committable, Guarantee, Ledger, Outcome, Publication, judge
+from onceflow.sinks.base import Sink, Staged
+from onceflow.sinks.postgres_copy import (
+    Apart,
+    CopyTask,
+    active_session,
+    copy_apart,
+    copy_rows,
+    read_batches,
+    rows_of,
+)
+from onceflow.sinks.postgres_ledger import LedgerTable, end_backend
+from onceflow.sinks.postgres_server import NoAnswer, Server
+from onceflow.sinks.postgres_table import (
+    TAG,
+    Table,
+    lacking,
+    may_create,
+    refuse_rights,
+    refuse_server,
+)
+from onceflow.sinks.postgres_unfit import always_fits, unfit
+from onceflow.sinks.sqlite_values import quote
+from onceflow.testing.faults import reach
+
+if TYPE_CHECKING:
+    from onceflow.sinks.postgres_server import Db
+
+_logger = logging.getLogger(__name__)
+_SHORT = 60.0  # seconds, for what moves no rows
+
+
+class Postgres(Sink):
+    """Every row of a decided epoch is in the table exactly once; readers see whole epochs only.
+
+    Rows that somebody else writes into the table are not noticed, nor is what a trigger does
+    outside of the database. A standby that is promoted may lack the last epochs.
+
+    `dsn`: a connection string or URL; what it does not say, libpq takes from a service file and
+    the PG* environment. Without `key`: append; `epoch_column` names a column for the number of
+    the epoch. With `key`: upsert; if an epoch has several rows of one key, the one staged last
+    stays. `create`: create the table with the first epoch if it is not there. `timeout`: seconds
+    that one publishing transaction may take.
+    """
+
+    guarantees = tuple(Guarantee)
+    modes = ("append", "update", "complete")
+    copied_apart_from: ClassVar[int] = 500_000  # rows of an epoch; the driver copies smaller ones
+
+    def __init__(
+        self,
+        dsn: str = "",
+        *,
+        table: str,
+        key: str | Iterable[str] = (),
+        schema: str = "public",
+        create: bool = True,
+        epoch_column: str | None = None,
+        timeout: float = 300.0,
+    ) -> None:
+        for name in (table, schema, *([] if epoch_column is None else [epoch_column])):
+            if not re.fullmatch(r"[^\W\d][\w$ .-]{0,62}", name) or name.startswith("_onceflow"):
+                raise JobError(f"{name!r} is not a name in PostgreSQL", hint="use letters, digits")
+        self.table, self.schema = table, schema
+        self.key = (key,) if isinstance(key, str) else tuple(key)
+        self.create = create
+        self.epoch_column = epoch_column
+        self._server = Server(dsn, table=f"{schema}.{table}", seconds=timeout)
+        self._table = Table(schema, table, self.key, epoch_column)
+        self._ledger = LedgerTable(schema, str(self))
+        self._output, self._term, self._has_copies = "", 0, False
+
+    def __str__(self) -> str:
+        return self._server.label
+
+    def target(self) -> dict[str, Any]:
+        return {
+            "kind": "postgres", "dsn": self._server.shown, "schema": self.schema,
+            "table": self.table, "key": list(self.key), "epoch_column": self.epoch_column,
+        }  # fmt: skip
+
+    # -------------------------------------------------------------- before an epoch
+
+    def prepare(self, output: str, schema: str, mode: str) -> None:
+        self.refuse_mode(mode)
+        if mode == "update" and not self.key:
+            raise JobError(
+                f"{self} has no key, so it cannot take output mode 'update'",
+                hint="name the key: Postgres(dsn, table=…, key=[…])",
+            )
+        wanted = self._table.wanted(schema)
+        with self._server.connect("onceflow", seconds=_SHORT) as db:
+            refuse_server(db, str(self), self.schema, temporary=bool(self.key))
+            self._refuse_ledger(db, output, wanted)
+            if self._table.exists(db):
+                self._table.refuse(db, wanted, mode)
+            elif not self.create:
+                raise TargetError(f"{self}: there is no such table", hint=self._create_sql(wanted))
+            elif not may_create(db, self.schema):
+                raise lacking(db, f"CREATE ON SCHEMA {quote(self.schema)}")
+
+    def _create_sql(self, wanted: dict[str, str]) -> str:
+        return f"{self._table.create_sql(wanted)};"
+
+    def _refuse_ledger(self, db: Db, output: str, wanted: dict[str, str]) -> None:
+        if not self._ledger.exists(db):
+            if not may_create(db, self.schema):
+                raise lacking(db, f"CREATE ON SCHEMA {quote(self.schema)}")
+            return
+        refuse_rights(db, self._ledger.sql, ("SELECT", "INSERT", "UPDATE"))
+        self._ledger.refuse_other_owner(db, output, self.table)
+        gone = [c for c in self._ledger.written_columns(db, output) if c not in wanted]
+        if gone:
+            raise SchemaMismatch(
+                f"{self}: the rows lack column {', '.join(gone)}, which this output filled so far",
+                hint="select it again, if only as F.lit(None).cast(…)",
+            )
+
+    def stage(self, staged: Staged) -> tuple[Committable, ...]:
+        """What PostgreSQL would refuse is refused here, before it is decided."""
+        kinds = {f["name"]: f["type"] for f in json.loads(staged.schema)["fields"]}
+        names = [n for n, kind in kinds.items() if n in self.key or not always_fits(kind)]
+        wrong: Counter[str] = Counter()
+        for file in staged.files if names else ():
+            for batch in read_batches(file.path, staged.schema, names):
+                for name in names:
+                    column = batch.column(name)
+                    for what, count in unfit(column, kinds[name]).items():
+                        wrong[f"{what} in column {name}"] += count
+                    if name in self.key and column.null_count:
+                        wrong[f"null in key column {name}"] += column.null_count
+        if wrong:
+            raise BadRows(
+                f"{self} cannot store "
+                + ", ".join(f"{what} ({count:,} values)" for what, count in wrong.items()),
+                hint="filter these rows out, mend them, or send them to another output",
+            )
+        return staged.files
+
+    # -------------------------------------------------------------- the ledger
+
+    def published(self, output: str) -> Ledger:
+        with self._server.connect("onceflow", seconds=_SHORT) as db:
+            return self._ledger.read(db, output) if self._ledger.exists(db) else Ledger()
+
+    def fence(self, output: str, *, term: int, token: str) -> Ledger:
+        self._output, self._term, stuck = output, term, list[int]()
+        try:
+            with self._connect(output, term, seconds=_SHORT) as db:
+                self._ledger.ensure(db)
+                stuck = self._ledger.end_older(db, output, term)
+                with self._server.transaction(db):
+                    return self._ledger.fence(db, output, table=self.table, term=term, token=token)
+        except NoAnswer as lost:
+            raise PublishFailed(f"{self}: no answer: {lost}", hint="it is asked again") from lost
+        except PublishFailed as error:
+            if stuck:
+                raise PublishFailed(
+                    f"{self}: an older driver's connection (backend {', '.join(map(str, stuck))}) "
+                    "may hold the ledger, and our role may not end it",
+                    hint=f"SELECT pg_terminate_backend({stuck[0]}); as its own role or a superuser",
+                ) from error
+            raise
+
+    def _connect(
+        self, output: str, term: int, *, seconds: float | None = None
+    ) -> AbstractContextManager[Db]:
+        return self._server.connect(self._ledger.connection_name(output, term), seconds=seconds)
+
+    # -------------------------------------------------------------- publish
+
+    def publish(self, publication: Publication) -> Outcome:
+        self._output = publication.output
+
+        # 1. copy
+        apart = self._copy_apart(publication, judged=True)
+        try:
+            with self._transaction(publication) as db:
+                # 2. begin
+                ledger = self._ledger.lock(db, publication.output)
+                if judge(ledger, publication, str(self)) is Outcome.ALREADY_PUBLISHED:
+                    return Outcome.ALREADY_PUBLISHED
+                reach("postgres.begun")
+
+                # 3. write
+                self._write(db, publication, apart, first=ledger.position is None)
+                self._ledger.advance(db, publication, self._table.wanted(publication.schema))
+                reach("postgres.written")
+            # 4. commit: the end of the transaction
+        except NoAnswer as lost:
+            self._find_out(publication, lost)
+        except TargetError as error:
+            if type(error) is TargetError:
+                self._refuse_altered(publication)
+            raise
+        reach("postgres.committed")
+        return Outcome.PUBLISHED
+
+    def add(self, publication: Publication) -> None:
+        if not all(os.path.exists(file.path) for file in publication.files):
+            return
+        apart = self._copy_apart(publication, judged=False)
+        try:
+            with self._transaction(publication) as db:
+                self._write(db, publication, apart, first=True)
+        except NoAnswer as lost:
+            raise PublishUnknown(f"{self}: no answer to COMMIT: {lost}") from lost
+
+    @contextmanager
+    def _transaction(self, publication: Publication) -> Iterator[Db]:
+        of = self._connect(publication.output, publication.term)
+        with of as db, self._server.transaction(db):
+            yield db
+
+    def _write(self, db: Db, publication: Publication, apart: Apart | None, *, first: bool) -> None:
+        wanted = self._table.wanted(publication.schema)
+        if not self._table.exists(db):
+            if not (first and self.create):
+                raise TargetBehind(
+                    f"{self}: the table is gone, with the epochs that it had",
+                    hint="bring back the table as it was, or write to a new one",
+                )
+            db.execute(self._table.create_sql(wanted))
+        if publication.mode == "complete":
+            db.execute(f"DELETE FROM {self._table.sql}")
+        rows = rows_of(publication, epoch_column=self.epoch_column, numbered=bool(self.key))
+        if apart is not None:
+            db.execute(self._table.move_sql(apart.complete(db, str(self)), wanted))
+        elif self.key:
+            copies = "pg_temp._onceflow_copies"
+            body = _columns_sql(self._table.copy_columns(wanted))
+            db.execute(f"CREATE TEMPORARY TABLE _onceflow_copies ({body}) ON COMMIT DROP")
+            copy_rows(db, copies, rows, str(self))
+            db.execute(self._table.move_sql(copies, wanted))
+        elif rows.files:
+            copy_rows(db, self._table.sql, rows, str(self))
+
+    def _copy_apart(self, publication: Publication, *, judged: bool) -> Apart | None:
+        """None: the driver copies the rows itself, inside its transaction."""
+        session = active_session() if publication.rows >= self.copied_apart_from else None
+        if session is None:
+            return None
+        wanted = self._table.wanted(publication.schema)
+        whose, term = self._ledger.whose(publication.output), publication.term
+        into = f"{quote(self.schema)}._onceflow_{whose}_{term}_{publication.epoch}"
+        with self._connect(publication.output, term) as db:
+            if not may_create(db, self.schema) or not self._ledger.exists(db):
+                return None
+            if judged:
+                ledger = self._ledger.read(db, publication.output)
+                if judge(ledger, publication, str(self)) is Outcome.ALREADY_PUBLISHED:
+                    return None
+            body = _columns_sql({**self._table.copy_columns(wanted), TAG: "bigint"})
+            db.execute(f"DROP TABLE IF EXISTS {into}")
+            db.execute(f"CREATE UNLOGGED TABLE {into} ({body})")
+            dsn = self._server.resolved(db)
+        self._has_copies = True
+        rows = rows_of(publication, epoch_column=self.epoch_column, numbered=bool(self.key))
+        task = CopyTask(
+            dsn=dsn,
+            label=f"{self.schema}.{self.table}",
+            name=self._ledger.connection_name(publication.output, term),
+            seconds=self._server.seconds,
+            into=into,
+            parts=rows.split(session.sparkContext.defaultParallelism),
+        )
+        apart = copy_apart(session, task)
+        reach("postgres.copied")
+        return apart
+
+    def _find_out(self, publication: Publication, lost: NoAnswer) -> None:
+        """Who holds the ledger's lock knows that the other transaction has ended, either way."""
+        name = self._ledger.connection_name(publication.output, publication.term)
+        try:
+            with self._server.connect(name, seconds=_SHORT) as db:
+                end_backend(db, lost.backend, name)
+                with self._server.transaction(db):
+                    ledger = self._ledger.lock(db, publication.output)
+        except (OnceflowError, NoAnswer) as error:
+            raise PublishUnknown(
+                f"{self}: no answer to COMMIT of epoch {publication.epoch}, and the ledger cannot "
+                f"be read: {error}",
+                hint="start the job again; it looks at the ledger",
+            ) from lost
+        if judge(ledger, publication, str(self)) is not Outcome.ALREADY_PUBLISHED:
+            raise PublishFailed(
+                f"{self}: the connection ended before epoch {publication.epoch} was committed: "
+                f"{lost}",
+                hint="nothing became visible; it is tried again",
+            ) from lost
+
+    def _refuse_altered(self, publication: Publication) -> None:
+        """Say what is wrong with the table, if it is the table."""
+        with self._server.connect("onceflow", seconds=_SHORT) as db:
+            self._table.refuse(db, self._table.wanted(publication.schema), publication.mode)
+
+    # -------------------------------------------------------------- what is left
+
+    def tidy(self) -> None:
+        if self._has_copies:
+            self._drop_copies(self._term + 1)
+            self._has_copies = False
+
+    def sweep(self, *, below_term: int) -> None:
+        self._drop_copies(below_term)
+
+    def _drop_copies(self, below_term: int) -> None:
+        """Tables that only this output's own drivers wrote into. Nothing hangs on it."""
+        mine = f"_onceflow_{self._ledger.whose(self._output)}_"
+        try:
+            with self._connect(self._output, self._term, seconds=_SHORT) as db:
+                found = db.execute(
+                    "SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace(%s) "
+                    "AND relkind = 'r' AND starts_with(relname, %s)",
+                    (quote(self.schema), mine),
+                ).fetchall()
+                for (name,) in found:
+                    if int(name.removeprefix(mine).partition("_")[0]) < below_term:
+                        db.execute(f"DROP TABLE IF EXISTS {quote(self.schema)}.{quote(name)}")
+        except OnceflowError as error:
+            _logger.warning("%s: copies of older epochs are left: %s", self, error)
+
+
+def _columns_sql(columns: dict[str, str]) -> str:
+    return ", ".join(f"{quote(name)} {kind}" for name, kind in columns.items())

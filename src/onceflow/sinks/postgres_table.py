@@ -1,0 +1,231 @@
+"""The table of an output in PostgreSQL: what it must be like, and how it is created and filled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from onceflow.errors import JobError, SchemaMismatch, TargetError
+from onceflow.schema import columns
+from onceflow.sinks.postgres_values import postgres_type
+from onceflow.sinks.sqlite_values import quote
+
+if TYPE_CHECKING:
+    from onceflow.sinks.postgres_server import Db
+
+ROW = "_onceflow_row"  # in copies: where a row stands in its epoch
+TAG = "_onceflow_tag"  # in copies: which attempt of which task wrote the row
+_OLDEST = 14
+_LONGEST_NAME = 63  # bytes; PostgreSQL cuts longer ones off
+# Types that take every value of ours unchanged, beside our own.
+_TAKE = {
+    "smallint": ("integer", "bigint", "numeric"),
+    "integer": ("bigint", "numeric"),
+    "bigint": ("numeric",),
+    "text": ("character varying",),
+    "jsonb": ("json",),
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table by its name and its key, and what this output writes into it."""
+
+    schema: str
+    name: str
+    key: tuple[str, ...] = ()
+    epoch_column: str | None = None
+
+    @cached_property
+    def sql(self) -> str:
+        return f"{quote(self.schema)}.{quote(self.name)}"
+
+    def wanted(self, schema: str) -> dict[str, str]:
+        """Column -> type. `JobError` for what PostgreSQL has no place for."""
+        kinds = {f["name"]: postgres_type(f["type"]) for f in json.loads(schema)["fields"]}
+        spark = columns(schema)
+        without = [f"{name} ({spark[name]})" for name, kind in kinds.items() if kind is None]
+        if without:
+            raise JobError(
+                f"PostgreSQL has no type for column {', '.join(without)}",
+                hint="cast it, for instance to string",
+            )
+        if self.epoch_column in kinds:
+            raise JobError(
+                f"column {self.epoch_column} is written by onceflow (epoch_column)",
+                hint="rename one of them",
+            )
+        found = {name: kind for name, kind in kinds.items() if kind is not None}
+        if self.epoch_column is not None:
+            found[self.epoch_column] = "bigint"
+        long = [name for name in found if len(name.encode()) > _LONGEST_NAME]
+        if long:
+            raise JobError(
+                f"column {', '.join(long)}: PostgreSQL's names have {_LONGEST_NAME} bytes at most",
+                hint="rename it with .alias(…)",
+            )
+        missing = [name for name in self.key if name not in kinds]
+        if missing:
+            raise JobError(f"there is no column {', '.join(missing)} to use as key")
+        return found
+
+    def create_sql(self, wanted: Mapping[str, str]) -> str:
+        body = ", ".join(f"{quote(name)} {kind}" for name, kind in wanted.items())
+        if self.key:
+            body += f", PRIMARY KEY ({_list(self.key)})"
+        return f"CREATE TABLE {self.sql} ({body})"
+
+    def copy_columns(self, wanted: Mapping[str, str]) -> dict[str, str]:
+        """Columns of a table that rows are copied into before they are moved."""
+        return {**wanted, **({ROW: "bigint"} if self.key else {})}
+
+    def move_sql(self, copies: str, wanted: Mapping[str, str]) -> str:
+        """From a table of copies into ours. Of several rows of a key the one staged last stays."""
+        names = _list(wanted)
+        if not self.key:
+            return f"INSERT INTO {self.sql} ({names}) SELECT {names} FROM {copies}"
+        key = _list(self.key)
+        rest = [name for name in wanted if name not in self.key]
+        sets = ", ".join(f"{quote(name)} = excluded.{quote(name)}" for name in rest)
+        return (
+            f"INSERT INTO {self.sql} ({names}) SELECT DISTINCT ON ({key}) {names} FROM {copies} "
+            f"ORDER BY {key}, {ROW} DESC ON CONFLICT ({key}) "
+            f"DO {f'UPDATE SET {sets}' if rest else 'NOTHING'}"
+        )
+
+    # -------------------------------------------------------------- what is there
+
+    def exists(self, db: Db) -> bool:
+        return _one(db, "SELECT to_regclass(%s) IS NOT NULL", self.sql)
+
+    def refuse(self, db: Db, wanted: Mapping[str, str], mode: str) -> None:
+        """Say what does not fit, of a table that exists."""
+        found = db.execute(
+            "SELECT c.relkind, coalesce(a.attname, ''), format_type(a.atttypid, a.atttypmod), "
+            "a.attnotnull AND NOT a.atthasdef AND a.attidentity = '', a.attgenerated <> '' "
+            "FROM pg_class c LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 "
+            "AND NOT a.attisdropped WHERE c.oid = to_regclass(%s) ORDER BY a.attnum",
+            (self.sql,),
+        ).fetchall()
+        if not found:
+            return
+        if found[0][0] not in ("r", "p"):
+            raise TargetError(f"{self.sql} is not a table", hint="name a table")
+        have = {name: (kind, required, made) for _, name, kind, required, made in found}
+        wrong = [f"{n} ({kind}) is not in the table" for n, kind in wanted.items() if n not in have]
+        for name, (kind, required, made) in have.items():
+            want = wanted.get(name)
+            if want is None and required:
+                wrong.append(f"{name} ({kind}) of the table is NOT NULL and has no default")
+            if want is not None and kind != want and not _takes(kind, want):
+                wrong.append(f"{name} is {want}, the table has {kind}")
+            if want is not None and made:
+                wrong.append(f"{name} is generated by the table")
+        if wrong:
+            raise SchemaMismatch(
+                f"the rows do not fit {self.sql}:\n  - " + "\n  - ".join(wrong),
+                hint="select and cast the columns that the table has, or alter the table",
+            )
+        if self.key:
+            self._refuse_other_key(db)
+        self._refuse_rights(db, mode)
+
+    def _refuse_other_key(self, db: Db) -> None:
+        """ON CONFLICT (key) needs a unique index over all rows, of just these columns."""
+        found = db.execute(
+            "SELECT array_agg(a.attname::text), i.indimmediate, "
+            "bool_and(coalesce(l.collisdeterministic, true)) "
+            "FROM pg_index i CROSS JOIN unnest(i.indkey) WITH ORDINALITY AS k (number, place) "
+            "JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number "
+            "LEFT JOIN pg_collation l ON l.oid = a.attcollation "
+            "WHERE i.indrelid = to_regclass(%s) AND i.indisunique AND i.indisvalid "
+            "AND i.indpred IS NULL AND i.indexprs IS NULL "
+            "AND k.place <= i.indnkeyatts GROUP BY i.indexrelid, i.indimmediate",
+            (self.sql,),
+        ).fetchall()
+        mine = [immediate and exact for names, immediate, exact in found if {*names} == {*self.key}]
+        if not (mine and all(mine)):  # one that is deferrable is in the way of the others
+            raise SchemaMismatch(
+                f"{self.sql} has no unique index on ({', '.join(self.key)})",
+                hint=f"CREATE UNIQUE INDEX ON {self.sql} ({_list(self.key)}); none "
+                "that is partial or deferrable, and with a deterministic collation",
+            )
+
+    def _refuse_rights(self, db: Db, mode: str) -> None:
+        needed = ["INSERT"]
+        if self.key:
+            needed += ["SELECT", "UPDATE"]
+        if mode == "complete":
+            needed += ["DELETE"]
+        refuse_rights(db, self.sql, needed)
+
+
+def refuse_server(db: Db, target: str, schema: str, *, temporary: bool) -> None:
+    """Say what is wrong with the database, before its tables are looked at."""
+    row = db.execute(
+        "SELECT current_setting('server_encoding'), pg_is_in_recovery(), "
+        "to_regnamespace(%s) IS NOT NULL, "
+        "has_database_privilege(current_database(), 'TEMP'), current_database()",
+        (quote(schema),),
+    ).fetchone()
+    assert row is not None
+    encoding, standby, is_there, may_make_temporary, database = row
+    if db.info.server_version < _OLDEST * 10_000:
+        raise TargetError(f"{target} is older than PostgreSQL {_OLDEST}", hint="upgrade it")
+    if encoding != "UTF8":
+        raise TargetError(
+            f"{target}: the database has the encoding {encoding}, which lacks characters",
+            hint="use a database with the encoding UTF8",
+        )
+    if standby:
+        raise TargetError(
+            f"{target} is a standby, which takes no rows",
+            hint="connect to the primary, for instance with target_session_attrs=read-write",
+        )
+    if not is_there:
+        raise TargetError(
+            f"{target}: there is no schema {schema}",
+            hint=f"CREATE SCHEMA {quote(schema)};",
+        )
+    if not _one(db, "SELECT has_schema_privilege(%s, 'USAGE')", schema):
+        raise lacking(db, f"USAGE ON SCHEMA {quote(schema)}")
+    if temporary and not may_make_temporary:
+        raise lacking(db, f"TEMP ON DATABASE {quote(database)}")
+
+
+def refuse_rights(db: Db, table: str, needed: Sequence[str]) -> None:
+    """`TargetError` with the GRANT that is missing."""
+    missing = [
+        right
+        for right in needed
+        if not _one(db, "SELECT has_table_privilege(%s, %s)", table, right)
+    ]
+    if missing:
+        raise lacking(db, f"{', '.join(missing)} ON {table}")
+
+
+def may_create(db: Db, schema: str) -> bool:
+    return _one(db, "SELECT has_schema_privilege(%s, 'CREATE')", schema)
+
+
+def lacking(db: Db, right: str) -> TargetError:
+    role = db.info.user
+    return TargetError(
+        f"role {role} lacks the right {right}", hint=f"GRANT {right} TO {quote(role)};"
+    )
+
+
+def _one(db: Db, query: str, *values: Any) -> bool:
+    row = db.execute(query, values).fetchone()
+    return bool(row and row[0])
+
+
+def _takes(kind: str, want: str) -> bool:
+    return kind in _TAKE.get(want, ()) or (kind == "numeric" and want.startswith("numeric("))
+
+
+def _list(names: Any) -> str:
+    return ", ".join(map(quote, names))

@@ -1,0 +1,59 @@
+"""The PostgreSQL sink, held to the contract that every sink is held to."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import dict_row
+
+from onceflow.sinks import Postgres, Sink
+from onceflow.testing import SinkContract
+from onceflow.testing.servers import Postgres as Server
+
+
+class PostgresContract(SinkContract):
+    tries = 1000 if os.environ.get("ONCEFLOW_TEST_ALL") else 8
+
+    @pytest.fixture(autouse=True)
+    def _server(self, postgres: Server) -> None:
+        self.dsn = postgres.dsn
+        self.secret = str(conninfo_to_dict(self.dsn)["password"])  # type: ignore[misc]
+
+    def sink_in(self, folder: Path, **settings: Any) -> Sink:
+        """Each test has a schema of its own, and with it a ledger."""
+        with psycopg.connect(self.dsn, autocommit=True) as db:
+            db.execute(f"CREATE SCHEMA IF NOT EXISTS {folder.name}")
+        return Postgres(self.dsn, table="rows", schema=folder.name, **settings)
+
+    def read_rows(self, folder: Path) -> list[dict[str, Any]]:
+        if not self._has(folder, "rows"):
+            return []
+        with psycopg.connect(self.dsn, options="-c timezone=UTC", row_factory=dict_row) as db:
+            return db.execute(f"SELECT * FROM {folder.name}.rows").fetchall()
+
+    def has_target(self, folder: Path) -> bool:
+        return self._has(folder, "%")
+
+    def _has(self, folder: Path, table: str) -> bool:
+        with psycopg.connect(self.dsn) as db:
+            query = "SELECT 1 FROM pg_tables WHERE schemaname = %s AND tablename LIKE %s"
+            return bool(db.execute(query, (folder.name, table)).fetchall())
+
+
+class TestPostgres(PostgresContract):
+    modes = ("append", "complete")
+
+    def make_sink(self, folder: Path) -> Sink:
+        return self.sink_in(folder)
+
+
+class TestPostgresWithKey(PostgresContract):
+    modes = ("append", "update", "complete")
+
+    def make_sink(self, folder: Path) -> Sink:
+        return self.sink_in(folder, key="id")
