@@ -43,7 +43,7 @@ from typing import Any
 from onceflow import __version__
 from onceflow.committables import harden, verify
 from onceflow.epoch_log import Decision, OutputDecision
-from onceflow.errors import Fenced, JobError, OnceflowError, PlanChanged
+from onceflow.errors import Fenced, JobError, OnceflowError, OutOfRange, PlanChanged
 from onceflow.explain import explain
 from onceflow.home import Query, now
 from onceflow.identity import refuse_foreign_ledger, refuse_other_checkpoint
@@ -52,6 +52,7 @@ from onceflow.log.readers import hold_offsets
 from onceflow.runtime.lease import Lease, host_name
 from onceflow.schema import columns, plain_schema, refuse_difference
 from onceflow.sinks.base import Sink
+from onceflow.sources.base import Source
 from onceflow.spark_inside import (
     COMPACT_INTERVAL,
     Checkpoint,
@@ -76,6 +77,7 @@ class Declared:
     by: str | None = None
     keep_epochs: int = 100
     guarantees: Mapping[str, Guarantee] = field(default_factory=dict)  # of outputs with another
+    sources: Mapping[str, Source] = field(default_factory=dict)  # of the job, as far as known
 
     def guarantee(self, output: str) -> Guarantee:
         return self.guarantees.get(output, Guarantee.EXACTLY_ONCE)
@@ -155,6 +157,8 @@ class Epochs:
             sink.sweep(below_term=self.term)
             sink.settled(self._id(name))
         self._reach("open.swept")
+
+        self._check_sources()
 
         # 5. no-data
         self.opened_at = self.log.last.epoch if self.log.last else None
@@ -273,8 +277,26 @@ class Epochs:
     def reason(self, error: BaseException) -> BaseException:
         """A driver that was replaced fails in many ways; what it must hear is `Fenced`."""
         with contextlib.suppress(OnceflowError, OSError):
-            return self.log.successor() or explain(error)
+            return self.log.successor() or self._precisely(explain(error))
         return explain(error)
+
+    def _precisely(self, failure: BaseException) -> BaseException:
+        """A task misses rows; their source can say which are gone."""
+        if isinstance(failure, OutOfRange):
+            try:
+                self._check_sources()
+            except OutOfRange as exact:
+                return exact
+        return failure
+
+    def _check_sources(self) -> None:
+        for source, offset in self._standing(self.log.last.end if self.log.last else {}):
+            source.check(offset)
+
+    def _standing(self, end: Mapping[str, Any]) -> list[tuple[Source, Any]]:
+        """The sources that this query reads, as far as we know them, each with its offset."""
+        known = self.declared.sources
+        return [(known[name], offset) for name, offset in end.items() if name in known]
 
     def _run(self, batch: Any, epoch: int) -> None:
         failure = self.sweep_failure()
@@ -320,6 +342,8 @@ class Epochs:
             self._hold_sources(end)
         for _, sink in self._outputs:
             sink.tidy()
+        for source, offset in self._standing(end):
+            source.published(self._id(), offset)
         self._reach("epoch.swept")
 
     def _check(self, epoch: int) -> tuple[RunningQuery, Plan, str, SourceEntries]:
@@ -424,6 +448,10 @@ class Epochs:
             return None if sweeping is None else sweeping.exception(timeout)
         except TimeoutError as error:
             return error
+
+    def settle(self) -> None:
+        for source, _ in self._standing(self.log.last.end if self.log.last else {}):
+            source.settle()
 
     def stop_after_epoch(self, timeout: float | None = None) -> bool:
         """No epoch begins from now on. True when none is running any more."""

@@ -18,6 +18,7 @@
     ├── PlanChanged          Spark planned something else than what follows; open again
     ├── PublishFailed        nothing became visible; safe to try again
     ├── PublishUnknown       it cannot be known; look at the ledger, never guess
+    ├── ServerSilent         a server does not answer; it may come back
     └── DiskFull             no space left; nothing was decided
 
 `retryable` tells the supervisor whether opening the query again can mend it.
@@ -117,6 +118,11 @@ class PublishFailed(OnceflowError):
 
 
 class PublishUnknown(OnceflowError):
+    exit_code = 75
+    retryable = True
+
+
+class ServerSilent(OnceflowError):
     exit_code = 75
     retryable = True
 

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from onceflow import errors
-from onceflow.errors import DiskFull, OnceflowError
-from onceflow.sources.files import bad_input
+from onceflow.errors import BadInput, DiskFull, OnceflowError
+from onceflow.sources.bad_rows import stopped_at
+from onceflow.sources.files import bad_line
+from onceflow.sources.kafka_errors import explain_kafka
+from onceflow.sources.kafka_rows import bad_message
 
 
 def explain(error: BaseException) -> BaseException:
-    """A bad row or a full disk by its name; anything else as it is."""
+    """A bad row, a full disk or what Kafka said by its name; anything else as it is."""
     if isinstance(error, OnceflowError):
         return error
     ours = _raised_in_python(str(error))
     if ours is not None:
         return ours
-    bad = bad_input(error)
-    if bad is not None:
-        return bad
+    place = stopped_at(error)
+    if place is not None:
+        return _bad_row(place)
     if "No space left on device" in str(error) or "Disk quota exceeded" in str(error):
         return DiskFull(
             "no space left where Spark writes (home, output or spark.local.dir)",
             hint="make space and start the job again; it goes on where it stood",
         )
-    return error
+    return explain_kafka(str(error)) or error
+
+
+def _bad_row(place: dict[str, Any]) -> BadInput:
+    if "topic" in place:
+        return bad_message(place)
+    if "file" in place:
+        return bad_line(place)
+    return BadInput(f"a row cannot be parsed: {place['record'][:200]}")
 
 
 def _raised_in_python(text: str) -> OnceflowError | None:

@@ -28,7 +28,8 @@ class Flow:
         self.spark = spark
         self._folder = folder
         self.queries: dict[str, Declared] = {}
-        self._sources: dict[str, Source | DataFrame] = {}
+        self.sources: dict[str, Source] = {}
+        self._names: set[str] = set()
 
     def read(self, name: str, source: Source | DataFrame) -> DataFrame:
         """A plain streaming DataFrame over `source`. Names of sources are kept in the checkpoint.
@@ -40,17 +41,18 @@ class Flow:
             raise JobError(
                 f"{name!r} is not a name for a source", hint="use letters, digits and '_'"
             )
-        if name in self._sources:
+        if name in self._names:
             raise JobError(f"two sources are called {name!r}", hint="rename one")
-        self._sources[name] = source
+        self._names.add(name)
         if not isinstance(source, Source):
             return _streaming(source, f"source {name!r}")
-        if isinstance(source.on_bad, Sink):
-            self.write(f"{name}.rejected", source.rejected(self.spark, name), to=source.on_bad)
         if self._folder is not None:
             # "latest" is where the job was started first, not where it is started again
             pin = self._folder.pin(name, source.pin)
             source = source if pin is None else source.pinned(pin)
+        self.sources[name] = source
+        if isinstance(source.on_bad, Sink):
+            self.write(f"{name}.rejected", source.rejected(self.spark, name), to=source.on_bad)
         return source.stream(self.spark, name)
 
     def write(
@@ -85,7 +87,7 @@ class Flow:
 
     def _refuse_loop(self, declared: Declared) -> None:
         """An output inside a folder that the job reads would become its own input."""
-        for source_name, source in self._sources.items():
+        for source_name, source in self.sources.items():
             folder = getattr(source, "path", None)
             for _, path, _ in targets(declared):
                 if folder and path and Path(path).is_relative_to(folder):

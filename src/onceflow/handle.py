@@ -114,6 +114,8 @@ class Handle:
                 time.sleep(_POLL)
             self._failure = self._failure or self._hung_body() or self._first_failure()
             self._failure = self._failure or self._sweep_failure()
+            for started in self.started.values():
+                started.epochs.settle()
         except Exception as error:  # the JVM is gone: the edge where we notice it
             self._failure = PlanChanged(
                 f"Spark's JVM is gone: {type(error).__name__}: {error}", hint="start the job again"
@@ -186,7 +188,10 @@ def start(
     job.declare(flow)
     if not flow.queries:
         raise JobError(f"job {job.name} writes nothing", hint="call flow.write(…) in it")
-    queries = {n: replace(d, keep_epochs=job.keep_epochs) for n, d in flow.queries.items()}
+    queries = {
+        name: replace(declared, keep_epochs=job.keep_epochs, sources=flow.sources)
+        for name, declared in flow.queries.items()
+    }
     trigger = _trigger(every or job.every, once)
     return _start(session, folder, queries, trigger, take_over)
 

@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "onceflow.model": {"onceflow.testing.faults"},  # and for the rest it stands beside the product
 }
 LIBRARIES = {"pyarrow", "numpy"}  # for what runs in executors
-CLIENTS = {"psycopg"}  # of servers, imported when one is talked with
+CLIENTS = {"confluent_kafka", "psycopg"}  # of servers, imported when one is talked with
 # Classes that Spark derives from, and job files, which nobody imports.
 USE_SPARK = {
     ROOT / "sources" / "log_stream.py", ROOT / "demo" / "ads.py", ROOT / "verify" / "matrix.py",

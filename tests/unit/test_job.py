@@ -286,7 +286,7 @@ def test_the_public_names_are_these() -> None:
         "judge",
         "open_target",
     ]
-    assert onceflow.sources.__all__ == ["Files", "Log", "Source"]
+    assert onceflow.sources.__all__ == ["Files", "Kafka", "Log", "Source"]
 
 
 @pytest.mark.parametrize("module", [onceflow, onceflow.sinks, onceflow.sources])

@@ -28,6 +28,16 @@ class Source(ABC):
         """This source, beginning where `pin` says."""
         return self
 
+    def check(self, offset: Any) -> None:
+        """Refuse to go on from `offset` if rows behind it are gone. Asked when a query is opened,
+        and when it has failed for want of rows."""
+
+    def published(self, query: str, offset: Any) -> None:
+        """All rows up to `offset` are published by the query `job/query`. Must not wait."""
+
+    def settle(self) -> None:
+        """The job ends: what `published` left for later is done now, or never."""
+
     def rejected(self, spark: SparkSession, name: str) -> DataFrame:
         """The rows that cannot be parsed; only asked for if `on_bad` is a sink."""
         raise JobError(f"{type(self).__name__} has no rows to reject", hint='leave on_bad="stop"')

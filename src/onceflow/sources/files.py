@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
 from onceflow.errors import BadInput, JobError
-from onceflow.schema import leaf_types, quoted
+from onceflow.schema import quoted
 from onceflow.sinks.base import Sink
+from onceflow.sources.bad_rows import (
+    CORRUPT,
+    OPTIONS,
+    parse_json,
+    row_schema,
+    stop_at,
+    with_corrupt,
+)
 from onceflow.sources.base import Source
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamReader
-    from pyspark.sql.types import StructType
-
-_MARK = "onceflow-bad-row:"
-_CORRUPT = "_onceflow_corrupt"
-_OPTIONS = {
-    "mode": "PERMISSIVE",
-    "columnNameOfCorruptRecord": _CORRUPT,
-    "dateFormat": "yyyy-MM-dd",  # else 20260101 is a year
-}
+    from pyspark.sql.types import DataType, StructType
 
 
 class Files(Source):
@@ -90,8 +89,8 @@ class Files(Source):
             # In the filter for queries that look at no column, in the row for those that filter:
             # Spark may move their filters below ours.
             rows = rows.where(F.when(F.col("bad"), _stop("boolean")).otherwise(F.lit(True)))
-            kind = self._schema().simpleString()
-            rows = rows.withColumn("row", F.when(F.col("bad"), _stop(kind)).otherwise(F.col("row")))
+            good = F.when(F.col("bad"), _stop(self._schema())).otherwise(F.col("row"))
+            rows = rows.withColumn("row", good)
         else:
             rows = rows.where(~F.col("bad"))
         return rows.select(*(f"row.{quoted(field)}" for field in self._schema().fieldNames()))
@@ -129,32 +128,21 @@ class Files(Source):
         return rows.select(F.col("col").alias("record"), "file", "doubt")
 
     def _parse_json(self, lines: DataFrame) -> DataFrame:
-        """One object a line. Spark's parser stops behind it, so a second look finds the rest."""
         from pyspark.sql import functions as F
 
-        alone = F.from_json(F.concat(F.lit("["), "record", F.lit(f',"{_MARK}"]')), "array<string>")
-        parsed = F.from_json("record", _with_corrupt(self._schema()), _OPTIONS)
-        lines = lines.withColumn("parsed", parsed).withColumn("alone", alone)
-        good = (
-            F.col("record").rlike(r"^\s*\{")
-            & F.col("parsed").isNotNull()
-            & F.col(f"parsed.{_CORRUPT}").isNull()
-            & F.size("alone").eqNullSafe(2)
-            & F.col("alone")[1].eqNullSafe(_MARK)
-        )
-        return self._judged(lines, good)
+        return self._judged(parse_json(lines, "record", self._schema()), F.col("parsed_fits"))
 
     def _parse_csv(self, lines: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F
 
-        fields = _with_corrupt(self._schema()).fields
+        fields = with_corrupt(self._schema()).fields
         names = ", ".join(f"{quoted(f.name)} {f.dataType.simpleString()}" for f in fields)
-        options = {**_OPTIONS, "escape": '"'}  # a quote in quotes is doubled, as RFC 4180 has it
+        options = {**OPTIONS, "escape": '"'}  # a quote in quotes is doubled, as RFC 4180 has it
         lines = lines.withColumn("parsed", F.from_csv("record", names, options))
         quotes = F.length("record") - F.length(F.replace(F.col("record"), F.lit('"'), F.lit("")))
         good = (
             F.col("parsed").isNotNull()
-            & F.col(f"parsed.{_CORRUPT}").isNull()
+            & F.col(f"parsed.{CORRUPT}").isNull()
             & (quotes % 2 == 0)  # a record that goes on in the next line is torn
         )
         return self._judged(lines, good)
@@ -166,23 +154,7 @@ class Files(Source):
         return lines.withColumn("bad", F.col("doubt") | ~good).withColumn("row", row)
 
     def _schema(self) -> StructType:
-        from pyspark.errors import PySparkException
-        from pyspark.sql.types import DataType, StructType
-
-        if isinstance(self.schema, str):
-            try:
-                parsed = DataType.fromDDL(self.schema)
-            except PySparkException as error:
-                raise JobError(f"{self}: schema {self.schema!r} cannot be read: {error}") from error
-        else:
-            parsed = self.schema  # type: ignore[assignment]
-        if not isinstance(parsed, StructType):
-            raise JobError(
-                f"{self}: the schema must name columns", hint='schema="id long, at timestamp"'
-            )
-        if self.format == "json" and any("byte" in t for t in leaf_types(parsed.json()).values()):
-            raise JobError(f"{self}: Spark reads 200 as the byte -56 from JSON", hint="use short")
-        return StructType(list(parsed.fields))
+        return row_schema(self.schema, str(self), json=self.format == "json")
 
     def _parquet_schema(self, spark: SparkSession) -> StructType:
         if self.schema is not None:
@@ -211,29 +183,14 @@ class Files(Source):
         return reader
 
 
-def _stop(kind: str) -> Column:
-    """An expression that ends the task with the place of the row, of any type."""
+def _stop(kind: str | DataType) -> Column:
     from pyspark.sql import functions as F
 
-    place = F.to_json(F.struct(F.col("file"), F.col("record")))
-    return F.raise_error(F.concat(F.lit(_MARK), place)).cast(kind)
+    return stop_at(F.struct(F.col("file"), F.col("record")), kind)
 
 
-def _with_corrupt(schema: StructType) -> StructType:
-    from pyspark.sql.types import StringType, StructType
-
-    return StructType(list(schema.fields)).add(_CORRUPT, StringType())
-
-
-def bad_input(error: BaseException) -> BadInput | None:
-    """If a task stopped at a row that cannot be parsed: which one, with file and line."""
-    found = re.search(re.escape(_MARK) + r"(\{.*\})", str(error))
-    if found is None:
-        return None
-    try:
-        place, _ = json.JSONDecoder().raw_decode(found[1])
-    except ValueError:
-        return BadInput(f"a row cannot be parsed: {found[1][:200]}")
+def bad_line(place: dict[str, Any]) -> BadInput:
+    """Which line of which file a task stopped at."""
     file = unquote(urlparse(place["file"]).path)
     record = place["record"]
     return BadInput(

@@ -1,0 +1,281 @@
+"""Kafka topics as a source, through Spark's own connector."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import time
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from onceflow.errors import JobError, OutOfRange
+from onceflow.sinks.base import Sink
+from onceflow.sources.base import Source
+from onceflow.sources.kafka_broker import Broker, Offsets, Topic
+from onceflow.sources.kafka_errors import explain_kafka
+from onceflow.sources.kafka_rows import Form
+from onceflow.sources.kafka_settings import for_driver, for_spark, refuse_settings
+from onceflow.sources.log import place
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+_ISOLATION = ("read_committed", "read_uncommitted")
+_EARLIEST = -2  # as Spark's connector writes it
+_SETTLE = 2.0  # seconds
+_LAG = 1.0  # seconds
+
+
+class Kafka(Source):
+    """Every committed row of the topics is read exactly once, with its place.
+
+    It does not keep an order between partitions, and rows of one transaction may come in several
+    epochs. Rows that Kafka removed before they were read are an error that names them.
+
+    `topics`: a name, a list of names, or a compiled pattern that whole names match; partitions and
+    matching topics that come later are read from their beginning. `value` and `key`: None for
+    bytes, "string", or the schema of a JSON object. A value with a schema gives a column for each
+    of its fields, else there is the column `value`; then come `_key`, `_topic`, `_partition`,
+    `_offset`, `_timestamp` and `_headers`. A null value gives nulls; with a schema, `_tombstone`
+    tells it from an object without fields.
+
+    `start`: "earliest", "latest", {topic: {partition: offset}} or, of one topic, {partition:
+    offset}, or a time (a datetime, or text such as "2026-11-15T10:00:00Z": rows with that time or
+    a later one). It counts for the first start only. A row that cannot be parsed stops the job
+    (`on_bad="stop"`) or goes to the sink that `on_bad` names, as (topic, partition, offset,
+    timestamp, key, value, reason), through a query of its own. `settings`: of the Kafka client.
+    `group`: the consumer group that published offsets are told to, for tools that show lag; it is
+    never read.
+    """
+
+    def __init__(
+        self,
+        topics: str | Iterable[str] | re.Pattern[str],
+        *,
+        servers: str | Iterable[str],
+        value: str | StructType | None = None,
+        key: str | StructType | None = None,
+        start: str | datetime | Mapping[Any, Any] = "earliest",
+        max_rows_per_epoch: int | None = None,
+        isolation: str = "read_committed",
+        on_bad: str | Sink = "stop",
+        settings: Mapping[str, str] | None = None,
+        group: str | None = None,
+    ) -> None:
+        self.topics = _topics(topics)
+        self.servers = servers if isinstance(servers, str) else ",".join(servers)
+        self.value = value
+        self.key = key
+        self.start = place(_by_topic(start, self.topics))
+        self.max_rows_per_epoch = max_rows_per_epoch
+        self.isolation = isolation
+        self.on_bad = on_bad
+        self.group = group
+        self._settings = dict(settings or {})
+        self._pin: dict[str, Any] | None = None
+        self._reached: dict[str, dict[str, Offsets]] = {}  # group -> query -> offsets
+        if isolation not in _ISOLATION:
+            raise JobError(f"isolation={isolation!r}", hint=f"use one of {', '.join(_ISOLATION)}")
+        if max_rows_per_epoch is not None and max_rows_per_epoch < 1:
+            raise JobError(f"max_rows_per_epoch={max_rows_per_epoch} must be at least 1")
+        if on_bad != "stop" and not isinstance(on_bad, Sink):
+            raise JobError(f"on_bad={on_bad!r} is neither 'stop' nor a sink")
+        if on_bad != "stop" and value is None and key is None:
+            raise JobError(
+                "bytes are never wrong: there are no rows to reject",
+                hint='name a form: Kafka(…, value="id long, name string"), or "string"',
+            )
+        refuse_settings(self._settings)
+        self._broker = Broker(self.servers, for_driver(self._settings), isolation)
+
+    def __str__(self) -> str:
+        wanted = self.topics
+        names = wanted.pattern if isinstance(wanted, re.Pattern) else ",".join(wanted)
+        return f"Kafka({names!r}, servers={self.servers!r})"
+
+    # .............................................................. where it begins
+
+    def pin(self) -> dict[str, Any]:
+        """Where a first start begins, and which topics it saw."""
+        topics = self._broker.topics(self.topics)
+        first = self._first(topics)
+        return {
+            "topics": {
+                name: {"id": topic.id, "next": [first[name, p] for p in range(topic.partitions)]}
+                for name, topic in topics.items()
+            }
+        }
+
+    def pinned(self, pin: dict[str, Any]) -> Kafka:
+        """This source, beginning where `pin` says."""
+        source = copy.copy(self)
+        source._pin, source._reached = pin, {}
+        return source
+
+    def _first(self, topics: Mapping[str, Topic]) -> Offsets:
+        places = [(name, p) for name, topic in topics.items() for p in range(topic.partitions)]
+        if isinstance(self.start, dict) and "at" in self.start:
+            return self._broker.at(places, -(-self.start["at"] // 1000))
+        ranges = self._broker.ranges(places)
+        if self.start == "latest":
+            return {place: high for place, (_, high) in ranges.items()}
+        first = {place: low for place, (low, _) in ranges.items()}
+        asked = [] if self.start == "earliest" else self.start["offsets"]
+        for topic, partition, offset in ((t, p, o) for t, of in asked for p, o in of.items()):
+            if (topic, partition) not in ranges:
+                raise JobError(f"{self}: topic {topic} has no partition {partition}")
+            low, high = ranges[topic, partition]
+            if not low <= offset <= high:
+                raise OutOfRange(
+                    f"topic {topic}, partition {partition} has no offset {offset}",
+                    hint=f"it has {low} to {high}",
+                )
+            first[topic, partition] = offset
+        return first
+
+    # .............................................................. rows
+
+    def stream(self, spark: SparkSession, name: str) -> DataFrame:
+        """The rows as they come. Without a job, `start` counts for a query without a checkpoint."""
+        form = self._form()
+        return form.good(form.judged(self._load(spark, name)), stop=self.on_bad == "stop")
+
+    def rejected(self, spark: SparkSession, name: str) -> DataFrame:
+        return self._form().bad(self._form().judged(self._load(spark, name)))
+
+    def _form(self) -> Form:
+        return Form.of(self.value, self.key, str(self))
+
+    def _load(self, spark: SparkSession, name: str) -> DataFrame:
+        options = {
+            "startingOffsets": self._starting_offsets(),
+            "failOnDataLoss": "true",
+            "includeHeaders": "true",
+            **for_spark(self._settings),
+            "kafka.bootstrap.servers": self.servers,
+            "kafka.isolation.level": self.isolation,
+        }
+        if isinstance(self.topics, re.Pattern):
+            options["subscribePattern"] = f"^(?:{self.topics.pattern})$"
+        else:
+            options["subscribe"] = ",".join(self.topics)
+        if self.max_rows_per_epoch:
+            options["maxOffsetsPerTrigger"] = str(self.max_rows_per_epoch)
+        try:
+            return spark.readStream.name(name).format("kafka").options(**options).load()
+        except Exception as error:  # py4j's or Spark's: the jars are not there, or not these
+            raise explain_kafka(str(error)) or error from None
+
+    def _starting_offsets(self) -> str:
+        """For every partition that there is: where the first start began, or its beginning."""
+        pinned = (self._pin or self.pin())["topics"]
+        topics = self._broker.topics(self.topics)
+        begin = {}
+        for name, topic in topics.items():
+            seen = pinned.get(name, {"id": topic.id, "next": []})
+            if topic.id != seen["id"]:
+                raise OutOfRange(
+                    f"topic {name} was deleted and created again since this job was first started",
+                    hint="start the job under a new home with targets of its own",
+                )
+            later = [_EARLIEST] * (topic.partitions - len(seen["next"]))
+            begin[name] = dict(enumerate([*seen["next"], *later]))
+        return json.dumps(begin) if begin else "earliest"
+
+    # .............................................................. where it goes on
+
+    def check(self, offset: Any) -> None:
+        """Refuse to go on from `offset` if rows behind it are gone; says which."""
+        stands = _flat(offset)
+        for last in (False, False, True):  # a broker that has just become leader may lag
+            lost, left = self._lost(stands)
+            if not lost:
+                return
+            if not last:
+                time.sleep(_LAG)
+        raise OutOfRange(
+            "rows that were not read yet are not in Kafka any more:\n  - " + "\n  - ".join(lost),
+            hint="bring them back into the topic's place, or go on without them: start the job "
+            f"under a new home with targets of its own and start={left}",
+        )
+
+    def _lost(self, stands: Offsets) -> tuple[list[str], dict[str, dict[int, int]]]:
+        """What is gone, and where the rest begins."""
+        topics = self._broker.present(sorted({topic for topic, _ in stands}))
+        there = [(t, p) for t, p in stands if t in topics and p < topics[t].partitions]
+        ranges = self._broker.ranges(there)
+        low, high = ({place: r[i] for place, r in ranges.items()} for i in (0, 1))
+        lost = [
+            f"topic {t}, partition {p}: offsets {stands[t, p]} to {low[t, p] - 1} are gone"
+            for t, p in there
+            if low[t, p] > stands[t, p]
+        ]
+        lost += [
+            f"topic {t}, partition {p} ends at offset {high[t, p]}, but it was read up to "
+            f"{stands[t, p]}: the topic was created again, or set back"
+            for t, p in there
+            if high[t, p] < stands[t, p]
+        ]
+        lost += [
+            f"topic {t}, partition {p} is gone; it was read up to offset {o}"
+            for (t, p), o in stands.items()
+            if (t, p) not in there
+        ]
+        left: dict[str, dict[int, int]] = {}
+        for topic, partition in there:
+            left.setdefault(topic, {})[partition] = low[topic, partition]
+        return lost, left
+
+    def published(self, query: str, offset: Any) -> None:
+        """Tell the consumer group, for tools that show lag; of several queries the slowest."""
+        group = self.group or "onceflow." + query.replace("/", ".")
+        queries = self._reached.setdefault(group, {})
+        queries[query] = _flat(offset)
+        places = {place for reached in queries.values() for place in reached}
+        slowest = {p: min(q[p] for q in queries.values() if p in q) for p in places}
+        if slowest:
+            self._broker.commit(group, slowest)
+
+    def settle(self) -> None:
+        self._broker.settle(_SETTLE)
+
+
+def _flat(offset: Any) -> Offsets:
+    """An offset of Spark's connector: {topic: {partition: next}}."""
+    return {(t, int(p)): int(o) for t, of in offset.items() for p, o in of.items()}
+
+
+def _topics(topics: Any) -> list[str] | re.Pattern[str]:
+    if isinstance(topics, re.Pattern):
+        if topics.flags != re.compile("").flags or not isinstance(topics.pattern, str):
+            raise JobError(
+                f"the pattern {topics.pattern!r} has flags, which Kafka's does not know",
+                hint="write them into the pattern: (?i)orders-.*",
+            )
+        return topics
+    names = [topics] if isinstance(topics, str) else list(topics)
+    for name in names:
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", name):
+            raise JobError(
+                f"{name!r} is not the name of a topic",
+                hint='use letters, digits, ".", "_" and "-", or a pattern: re.compile("orders-.*")',
+            )
+    if not names or len(set(names)) < len(names):
+        raise JobError(f"topics={names!r}: name each topic once, and at least one")
+    return names
+
+
+def _by_topic(start: Any, topics: list[str] | re.Pattern[str]) -> Any:
+    """Offsets of one topic need not name it."""
+    if not isinstance(start, Mapping) or not start:
+        return start
+    if all(isinstance(of, Mapping) for of in start.values()):
+        return {str(topic): dict(of) for topic, of in start.items()}
+    if isinstance(topics, list) and len(topics) == 1:
+        return {topics[0]: dict(start)}
+    raise JobError(
+        f"start={dict(start)!r} does not say of which topic", hint="{topic: {partition: offset}}"
+    )
