@@ -274,6 +274,7 @@ def test_the_public_names_are_these() -> None:
     assert onceflow.sinks.__all__ == [
         "Committable",
         "Files",
+        "Kafka",
         "Ledger",
         "Log",
         "Outcome",

@@ -33,6 +33,7 @@ _COMMANDS = {
     "verify": "Break a job in every way we know, and count.",
     "status": "Where each query of a job stands.",
     "ledger": "What each target itself says is published.",
+    "kafka": "What a job left open in a Kafka broker.",
     "log": "The embedded log: create, append, tail, info, trim.",
     "doctor": "Java, Spark, disk, clock, leftovers: what is wrong and what mends it.",
 }

@@ -8,6 +8,7 @@ from typing import Any
 from onceflow.ledger import Committable, Ledger, Outcome, Position, Publication, judge
 from onceflow.sinks.base import Sink, Staged
 from onceflow.sinks.files import Files
+from onceflow.sinks.kafka import Kafka
 from onceflow.sinks.log import Log
 from onceflow.sinks.postgres import Postgres
 from onceflow.sinks.sqlite import Sqlite
@@ -15,6 +16,7 @@ from onceflow.sinks.sqlite import Sqlite
 __all__ = [
     "Committable",
     "Files",
+    "Kafka",
     "Ledger",
     "Log",
     "Outcome",
@@ -29,7 +31,7 @@ __all__ = [
 ]
 
 _KINDS: dict[str, Callable[..., Sink]] = {
-    "files": Files, "log": Log, "postgres": Postgres, "sqlite": Sqlite,
+    "files": Files, "kafka": Kafka, "log": Log, "postgres": Postgres, "sqlite": Sqlite,
 }  # fmt: skip
 
 

@@ -49,13 +49,20 @@ PUT = ("put.written", "put.linked")
 FOLDER = ("folder.moved-one", "folder.moved", "folder.committed")
 SQLITE = ("sqlite.begun", "sqlite.written", "sqlite.committed")
 POSTGRES = ("postgres.copied", "postgres.begun", "postgres.written", "postgres.committed")
+KAFKA = (
+    "kafka.fenced-one",
+    "kafka.begun",
+    "kafka.written",
+    "kafka.committed-one",
+    "kafka.committed",
+)
 ROLL_UP = ("rollup.written", "rollup.pruned-one")
 
 # No part of a job's life.
 TRIM = ("trim.committed", "trim.removed-one", "drop.committed", "drop.removed-one")
 
 # Of targets that are servers: the tests that have these servers reach them.
-SERVICES = POSTGRES
+SERVICES = POSTGRES + KAFKA
 
 POINTS = OPENING + EPOCH + PUT + FOLDER + SQLITE + ROLL_UP
 
@@ -95,7 +102,8 @@ def arm(
 ) -> None:
     """Break this process at the given visit of `point`."""
     if point not in POINTS + TRIM + SERVICES:
-        raise ValueError(f"no fault point is called {point!r}; there are: {', '.join(POINTS)}")
+        known = ", ".join(POINTS + SERVICES)
+        raise ValueError(f"no fault point is called {point!r}; there are: {known}")
     act = action if callable(action) else _action(action, folder)
     _armed[point] = _Armed(act, visit)
 

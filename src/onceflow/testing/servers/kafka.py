@@ -206,7 +206,7 @@ def _format(commands: list[list[str]]) -> None:
     """Give each broker's disk the id of one new cluster, all at once: each is a JVM."""
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     running = [
-        subprocess.Popen([*command, "-t", cluster], stdin=subprocess.DEVNULL,
+        subprocess.Popen([*command, f"--cluster-id={cluster}"], stdin=subprocess.DEVNULL,
                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for command in commands
     ]  # fmt: skip

@@ -1,0 +1,90 @@
+"""`onceflow kafka`"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from onceflow.cli.output import home_option, json_option, number, show, table
+from onceflow.cli.status import chosen
+from onceflow.errors import LeaseHeld
+from onceflow.home import JobFolder
+from onceflow.runtime.lease import Lease
+from onceflow.sinks import Kafka, open_target
+
+
+@click.group("kafka")
+def command() -> None:
+    """Kafka: what a job left open in a broker."""
+
+
+@command.command("transactions")
+@click.argument("job")
+@click.option("--abort", is_flag=True, help="End what the job left open. Not while it runs.")
+@home_option
+@json_option
+def transactions(job: str, abort: bool, home: str, as_json: bool) -> None:
+    """The transactional ids of a job's Kafka outputs, and what is open in their topics.
+
+    A transaction that nobody ends holds back consumers that read committed until the broker ends it
+    by its timeout. The next start of the job ends what it left; `--abort` does it without a start.
+    What is still open then is somebody else's.
+    """
+    folder = chosen(home, job)[0]
+    if abort:
+        _refuse_while_led(folder)
+    show(left_open(folder, abort=abort), as_json=as_json, text=_text)
+
+
+def left_open(folder: JobFolder, *, abort: bool) -> list[dict[str, Any]]:
+    found = []
+    for query in folder.queries():
+        outputs = (query.epoch_log().read().leader or {}).get("outputs") or {}
+        for name, described in outputs.items():
+            target = {key: value for key, value in described.items() if key != "guarantee"}
+            sink = open_target(target)
+            if not isinstance(sink, Kafka):
+                continue
+            output = f"{query.job}/{query.name}/{name}"
+            ids = sink.end_transactions(output) if abort else sink.transactional_ids(output)
+            found.append({
+                "query": query.name, "output": name, "topic": sink.topic, "ledger": sink.ledger,
+                "ids": ids, "aborted": abort, "open": sink.held_back(),
+            })  # fmt: skip
+    return found
+
+
+def _refuse_while_led(folder: JobFolder) -> None:
+    lease = Lease(folder.folder / "lease", folder.name)
+    holder = lease.holder()
+    if holder is not None and lease.alive(holder):
+        raise LeaseHeld(
+            f"job {folder.name} is led by {holder}: its transactions are its own",
+            hint="stop it first; a driver that runs leaves nothing open",
+        )
+
+
+def _text(found: list[dict[str, Any]]) -> str:
+    if not found:
+        return "the job has no Kafka output"
+    return "\n\n".join(_output(output) for output in found)
+
+
+def _output(found: dict[str, Any]) -> str:
+    lines = [f"output {found['output']}, topic {found['topic']}"]
+    lines += [f"  {id}{': ended' if found['aborted'] else ''}" for id in found["ids"]]
+    if not found["open"]:
+        return "\n".join([*lines, "nothing is open"])
+    rows = [
+        [
+            o["topic"],
+            str(o["partition"]),
+            f"{o['stable']:,}",
+            number(o["end"] - o["stable"], "rows"),
+        ]
+        for o in found["open"]
+    ]
+    held = table(["topic", "partition", "readers stop at", "held back, at most"], rows)
+    whose = "somebody else's" if found["aborted"] else "of this job, or somebody else's"
+    return "\n".join([*lines, held, f"open transactions ({whose}) hold back these partitions"])

@@ -1,0 +1,223 @@
+"""The ledger of an output in Kafka: a record for each slot, in a compacted topic.
+
+Slot k writes to partition k of the ledger topic, with the output as key, in the same transaction
+as its rows. So the last committed record of a partition says what that slot has published.
+
+**How slots make one ledger.** Publications of an output are numbered (`number`), and a record says
+how many slots the publication has (`slots`) and what it follows (`before`). A publication begins
+when the one before it is complete, and it writes a record in each of its slots, also in those that
+get no rows. So the record with the highest number tells all:
+
+- if each of its slots has that number, the publication is complete, and it is the ledger;
+- else it was interrupted between two slots: the ledger is what it follows, and who publishes it
+  again skips the slots that have it.
+
+**What a slot must say before.** A slot of the publication before says that publication. A slot that
+was not part of it (slots were added, or the last epochs had few rows) says anything older: it lacks
+nothing, since every publication is complete in its own slots. Such a slot keeps its old record
+until it is used again; nothing is carried along.
+
+A record is never without the term of the driver that wrote it, and only grows: term and number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+
+from onceflow.errors import Damaged, PublishUnknown
+from onceflow.ledger import Ledger, Position, Publication
+from onceflow.sinks.kafka_client import Cluster, confluent
+
+_NEAR = 1000  # offsets from the end: the last record of a job that runs is nearly always there
+# Nothing expires; small segments, so that reading stays quick.
+LEDGER_TOPIC = {
+    "cleanup.policy": "compact",
+    "segment.bytes": str(8 << 20),
+    "segment.ms": str(6 * 3600 * 1000),
+    "min.cleanable.dirty.ratio": "0.1",
+    "delete.retention.ms": str(3600 * 1000),
+}
+
+
+@dataclass(frozen=True)
+class Published:
+    """One publication of an output."""
+
+    lineage: str
+    epoch: int
+    decision: str
+    slots: int
+
+    @property
+    def position(self) -> Position:
+        return Position(self.lineage, self.epoch)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one slot says."""
+
+    term: int
+    token: str
+    topic: str  # id of the topic that the rows are in
+    number: int = 0
+    last: Published | None = None
+    before: Published | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    def dump(self) -> bytes:
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def load(cls, data: bytes, where: str) -> Record:
+        try:
+            found = json.loads(data)
+            last, before = (found[n] and Published(**found[n]) for n in ("last", "before"))
+            return cls(**{**found, "last": last, "before": before})
+        except (ValueError, TypeError, KeyError) as error:
+            raise Damaged(
+                f"{where} holds a record that is not ours: {data[:80]!r}",
+                hint="nobody else may write to the ledger topic of a sink",
+            ) from error
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The records of all slots of an output."""
+
+    records: Mapping[int, Record]
+
+    @property
+    def newest(self) -> Record | None:
+        return max(self.records.values(), key=lambda record: record.number, default=None)
+
+    @property
+    def ledger(self) -> Ledger:
+        newest, term = self.newest, max((r.term for r in self.records.values()), default=0)
+        if newest is None or newest.last is None:
+            return Ledger(term)
+        whole = all(self._has(slot, newest.number) for slot in range(newest.last.slots))
+        said = newest.last if whole else newest.before
+        return Ledger(term, said.position, said.decision) if said else Ledger(term)
+
+    def _has(self, slot: int, number: int) -> bool:
+        return slot in self.records and self.records[slot].number == number
+
+    def follow(self, publication: Publication) -> tuple[int, Published | None]:
+        """The number of this publication, and the one that it follows."""
+        newest = self.newest
+        if newest is None or newest.last is None:
+            return 1, None
+        same = (publication.lineage, publication.epoch, publication.decision)
+        if (newest.last.lineage, newest.last.epoch, newest.last.decision) == same:
+            return newest.number, newest.before
+        return newest.number + 1, newest.last
+
+
+def slot_ledger(
+    record: Record, slot: int, number: int, before: Published | None, publication: Publication
+) -> Ledger:
+    """What the record of a slot says, in the words that `judge` knows."""
+    joins = before is None or slot >= before.slots
+    if record.number == number - 1 or (joins and record.number < number):
+        return Ledger(record.term, publication.previous)
+    if record.last is None:
+        return Ledger(record.term)
+    return Ledger(record.term, record.last.position, record.last.decision)
+
+
+def transactional_id(ledger: str, output: str, slot: int) -> str:
+    """The same over restarts and lineages: whoever publishes a slot shuts out all others."""
+    name = hashlib.sha256(f"{ledger}\n{output}".encode()).hexdigest()[:16]
+    return f"onceflow-{name}-{slot}"
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_records(
+    cluster: Cluster,
+    ledger: str,
+    output: str,
+    partitions: Iterable[int],
+    *,
+    patience: float | None = None,
+) -> dict[int, Record]:
+    """The last committed record of the output in each partition that has one.
+
+    Read up to where the partition ends *with* what is uncommitted: an open transaction of anybody
+    would otherwise hide records of ours that lie behind its beginning. So this waits until it has
+    ended. With `patience` it waits so many seconds and then takes what can be seen.
+    """
+    partitions = list(partitions)
+    ends = cluster.ends(ledger, partitions, stable=False)
+    if patience is not None:
+        ends = _seen(cluster, ledger, ends, time.monotonic() + patience)
+    reader = _Reader(cluster, ledger, output)
+    try:
+        found = reader.read({p: (max(0, end - _NEAR), end) for p, end in ends.items() if end})
+        far = {p: (0, end) for p, end in ends.items() if end > _NEAR and p not in found}
+        return found | reader.read(far)
+    finally:
+        reader.close()
+
+
+def _seen(cluster: Cluster, ledger: str, ends: dict[int, int], deadline: float) -> dict[int, int]:
+    """How far one that reads committed sees; a commit is answered before its marker is there."""
+    while True:
+        stable = cluster.ends(ledger, ends, stable=True)
+        if time.monotonic() >= deadline or all(stable[p] >= end for p, end in ends.items()):
+            return stable
+        time.sleep(0.01)
+
+
+class _Reader:
+    def __init__(self, cluster: Cluster, ledger: str, output: str) -> None:
+        self._consumer = cluster.consumer(
+            **{
+                "isolation.level": "read_committed",
+                "auto.offset.reset": "earliest",
+                "fetch.wait.max.ms": 10,  # the end is what we wait for
+            }
+        )
+        self._cluster, self._ledger, self._key = cluster, ledger, output.encode()
+        self._deadline = time.monotonic() + cluster.timeout
+
+    def read(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, Record]:
+        kafka = confluent()
+        passing = (kafka.KafkaError._ALL_BROKERS_DOWN, kafka.KafkaError._TRANSPORT)
+        left: set[int] = set(ranges)
+        found: dict[int, Record] = {}
+        if not left:
+            return found
+        starts = [kafka.TopicPartition(self._ledger, p, a) for p, (a, _) in ranges.items()]
+        self._consumer.assign(starts)
+        while left and time.monotonic() < self._deadline:
+            message = self._consumer.poll(0.1)
+            if message is None:
+                continue
+            p, error = message.partition(), message.error()
+            if error is None and message.key() == self._key:
+                where = f"{self._ledger}, partition {p}, offset {message.offset()}"
+                found[p] = Record.load(message.value(), where)
+            elif error is not None and error.code() != kafka.KafkaError._PARTITION_EOF:
+                if error.retriable() or error.code() in passing:
+                    continue
+                raise self._cluster.explain(error, f"read {self._ledger}", topic=self._ledger)
+            if message.offset() + (error is None) >= ranges[p][1]:
+                left.discard(p)
+        if left:
+            raise PublishUnknown(
+                f"ledger {self._ledger}: an open transaction of somebody else hides what is behind "
+                f"it in partition {', '.join(map(str, sorted(left)))}, or the broker is away",
+                hint="it ends by its transaction timeout; kafka-transactions.sh find-hanging and "
+                "abort end it at once",
+            )
+        return found
+
+    def close(self) -> None:
+        self._consumer.close()

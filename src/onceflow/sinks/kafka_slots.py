@@ -1,0 +1,317 @@
+"""Publish one slot: rows and ledger record in one transaction, by the only producer that may.
+
+Whoever calls `init_transactions` last with a slot's transactional id shuts out all others and ends
+what they left open. So between that call and a commit nobody else has written, and reading the
+ledger in between makes the commit a compare-and-set. It is last-come-wins, not highest-term-wins:
+an older driver that wakes up can shut out the leader. So whoever is shut out reads the ledger: a
+term above its own is `Fenced`; else it takes the slot again, reads again, and goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from onceflow.errors import (
+    Fenced,
+    PublishFailed,
+    PublishUnknown,
+    TargetBehind,
+)
+from onceflow.ledger import Committable, Outcome, Publication, judge, staged_file_gone
+from onceflow.schema import columns
+from onceflow.sinks.kafka_client import Cluster, confluent
+from onceflow.sinks.kafka_ledger import (
+    Published,
+    Record,
+    read_records,
+    slot_ledger,
+    transactional_id,
+)
+from onceflow.sinks.kafka_rows import Layout, Messages
+from onceflow.testing.faults import reach
+
+_TAKES = 5  # times in a row that a slot is taken again from an older driver
+
+
+@dataclass(frozen=True)
+class Target:
+    """The topic and its ledger, and how rows go there. Goes to executors as it is."""
+
+    cluster: Cluster
+    topic: str
+    ledger: str
+    layout: Layout
+    transaction_timeout: float
+    largest: int = 1_000_000  # bytes: the largest message that the topic takes
+
+    def __str__(self) -> str:
+        return f"Kafka({self.topic!r}, servers={self.cluster.servers!r})"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one slot has to do for one publication."""
+
+    slot: int
+    files: tuple[Committable, ...]
+    publication: Publication
+    number: int
+    slots: int
+    before: Published | None
+    token: str
+
+
+class _ShutOut(Exception):
+    """Somebody else took the slot, or the broker gave up on this producer."""
+
+
+class Slot:
+    """The producer of one slot and what the slot's ledger says while nobody else takes it."""
+
+    def __init__(self, target: Target, output: str, number: int) -> None:
+        self._target, self._output, self.number = target, output, number
+        self._producer: Any = None
+        self._record: Record | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self._target}, slot {self.number}"
+
+    # -------------------------------------------------------------- taking
+
+    def fence(self, *, term: int, token: str, topic_id: str) -> Record:
+        """Write the term into the slot's ledger: no older term can publish any more."""
+        for _ in range(_TAKES):
+            with contextlib.suppress(_ShutOut):
+                self.take()
+                record = self._record or Record(term, token, topic_id)
+                if record.last is None:
+                    record = replace(record, topic=topic_id)
+                if record.term > term or (record.term == term and record.token != token):
+                    raise Fenced(
+                        f"{self.name} has seen term {record.term}, this driver has term {term}",
+                        hint="another driver leads this job now",
+                    )
+                self._write(iter(()), replace(record, term=term, token=token))
+                reach("kafka.fenced-one")
+                assert self._record is not None
+                return self._record
+        raise self._disputed()
+
+    def publish(self, part: Part) -> Record:
+        """Publish the part unless the slot has it; what the slot says afterwards."""
+        for _ in range(_TAKES):
+            kept = self._producer is not None
+            try:
+                record = self._held(part)
+                before, publication = part.before, part.publication
+                said = slot_ledger(record, self.number, part.number, before, publication)
+                if judge(said, publication, self.name) is Outcome.PUBLISHED:
+                    self._write(self._rows(part), self._next(record, part))
+            except _ShutOut:
+                self._refuse_newer_term(part)
+                continue
+            except (Fenced, TargetBehind):
+                if not kept:
+                    raise
+                self.close()  # what we remember is old: another process of ours had the slot since
+                continue
+            assert self._record is not None
+            return self._record
+        raise self._disputed()
+
+    def _held(self, part: Part) -> Record:
+        """The slot's record, which the driver of this term must have written last."""
+        if self._producer is None:
+            self.take()
+        record = self._record
+        if record is None or record.term < part.publication.term:
+            raise TargetBehind(
+                f"{self.name}: the ledger does not know term {part.publication.term}, which was "
+                "written when this driver began: it was set back, replaced or emptied",
+                hint="bring back the ledger topic as it was",
+            )
+        if record.term == part.publication.term and part.token not in ("", record.token):
+            raise Fenced(
+                f"{self.name} has term {record.term} of another driver",
+                hint="only one home may publish to a target",
+            )
+        return record
+
+    def _refuse_newer_term(self, part: Part) -> None:
+        """Read without taking: the leader is not disturbed by one that has to stop."""
+        said = self._read()
+        if said is not None and said.term > part.publication.term:
+            raise Fenced(
+                f"{self.name} has seen term {said.term}, this driver has term "
+                f"{part.publication.term}",
+                hint="another driver leads this job now; let it work, or start again to take over",
+            )
+
+    def _next(self, record: Record, part: Part) -> Record:
+        p = part.publication
+        last = Published(p.lineage, p.epoch, p.decision, part.slots)
+        return replace(
+            record, number=part.number, last=last, before=part.before, columns=columns(p.schema)
+        )
+
+    def take(self) -> None:
+        """Shut out all others, end what they left open, and read what they had published."""
+        target, kafka = self._target, confluent()
+        self.close()
+        name = transactional_id(target.ledger, self._output, self.number)
+        seconds = target.transaction_timeout
+        producer = target.cluster.producer(
+            **{
+                "transactional.id": name,
+                "transaction.timeout.ms": int(seconds * 1000),
+                "message.max.bytes": max(1000, target.largest),
+            }
+        )
+        deadline = time.monotonic() + target.cluster.timeout
+        while True:
+            try:
+                producer.init_transactions(max(1.0, deadline - time.monotonic()))
+                break
+            except kafka.KafkaException as error:
+                said = error.args[0]
+                if said.code() == kafka.KafkaError._FENCED:
+                    raise _ShutOut from error
+                if not said.retriable() or time.monotonic() > deadline:
+                    doing = f"begin as {name}"
+                    raise target.cluster.explain(said, doing, id=name) from error
+        self._record = self._read()
+        self._producer = producer
+
+    def _read(self) -> Record | None:
+        target, slot = self._target, self.number
+        return read_records(target.cluster, target.ledger, self._output, [slot]).get(slot)
+
+    def _disputed(self) -> PublishFailed:
+        return PublishFailed(
+            f"{self.name}: an older driver takes it again and again",
+            hint="see that no other driver of this job runs; it is tried again",
+        )
+
+    # -------------------------------------------------------------- the transaction
+
+    def _write(self, rows: Iterator[Messages], record: Record) -> None:
+        kafka, target = confluent(), self._target
+        producer, began = self._producer, time.monotonic()
+        try:
+            producer.begin_transaction()
+            reach("kafka.begun")
+            for messages in rows:
+                produce(producer, target, messages)
+            producer.produce(
+                target.ledger, record.dump(), self._output.encode(), partition=self.number
+            )
+            producer.flush(target.cluster.timeout)
+            reach("kafka.written")
+            self._commit(producer)
+        except kafka.KafkaException as error:
+            raise self._failed(error.args[0], began) from error
+        except BaseException:
+            self._give_up()
+            raise
+        self._record = record
+        reach("kafka.committed-one")
+
+    def _commit(self, producer: Any) -> None:
+        """A commit whose answer got lost can be asked for again."""
+        kafka = confluent()
+        deadline = time.monotonic() + self._target.cluster.timeout
+        while True:
+            try:
+                producer.commit_transaction(max(1.0, deadline - time.monotonic()))
+                return
+            except kafka.KafkaException as error:
+                said = error.args[0]
+                if said.fatal() or said.txn_requires_abort() or not said.retriable():
+                    raise
+                if time.monotonic() > deadline:
+                    self.close()
+                    raise PublishUnknown(
+                        f"{self.name}: no answer to the commit: {said.str()}",
+                        hint="see that the brokers can be reached; the ledger is read then",
+                    ) from error
+
+    def _failed(self, error: Any, began: float) -> Exception:
+        kafka = confluent().KafkaError
+        target = self._target
+        shut_out = error.fatal() or error.code() in (
+            kafka._FENCED, kafka._FATAL, kafka.PRODUCER_FENCED, kafka.INVALID_PRODUCER_EPOCH,
+            kafka.INVALID_PRODUCER_ID_MAPPING, kafka.UNKNOWN_PRODUCER_ID, kafka._STATE,
+            kafka.INVALID_TXN_STATE,
+        )  # fmt: skip
+        self._give_up()
+        seconds = time.monotonic() - began
+        if seconds > target.transaction_timeout:
+            return PublishFailed(
+                f"{self.name}: the rows took {seconds:.0f} s, the broker ended the transaction "
+                f"after {target.transaction_timeout:g} s: {error.str()}",
+                hint="raise transaction_timeout= of the sink (transaction.timeout.ms, at most "
+                "transaction.max.timeout.ms of the broker), or make epochs smaller",
+            )
+        if shut_out:
+            return _ShutOut(error.str())
+        return target.cluster.explain(error, f"write to {target.topic}", topic=target.topic)
+
+    def _give_up(self) -> None:
+        """Nothing of what was written becomes visible; if this fails, the next `take` does it."""
+        producer = self._producer
+        if producer is not None:
+            with contextlib.suppress(confluent().KafkaException):
+                producer.purge()
+                producer.abort_transaction(min(10.0, self._target.cluster.timeout))
+        self.close()
+
+    def _rows(self, part: Part) -> Iterator[Messages]:
+        for file in part.files:
+            if not os.path.exists(file.path):
+                raise staged_file_gone(str(self._target), file.path, part.publication.epoch)
+            count = 0
+            for messages in self._target.layout.read(file.path):
+                count += len(messages[1])
+                yield messages
+            if count != file.rows:
+                raise PublishFailed(
+                    f"{file.path} has {count} rows, decided were {file.rows}",
+                    hint="the staged files were changed; put them back from a backup",
+                )
+
+    def close(self) -> None:
+        self._producer = self._record = None
+
+
+def produce(producer: Any, target: Target, messages: Messages) -> None:
+    """Hand rows to the client, in their order. It sends them in the background, and holds no more
+    of them than `queue.buffering.max` says."""
+    keys, values, headers = messages
+    send, topic = producer.produce, target.topic
+    for n, (key, value) in enumerate(zip(keys, values, strict=True)):
+        extra = {} if headers is None else {"headers": headers[n]}
+        while True:
+            try:
+                send(topic, value, key, **extra)
+                break
+            except BufferError:
+                _wait_for_room(producer, target)
+    producer.poll(0)
+
+
+def _wait_for_room(producer: Any, target: Target) -> None:
+    """As long as the broker takes some rows, there is no hurry."""
+    full, since = len(producer), time.monotonic()
+    while len(producer) >= full:
+        producer.poll(0.02)
+        if time.monotonic() - since > target.cluster.timeout:
+            raise PublishFailed(
+                f"{target}: the broker took no row for {target.cluster.timeout:g} s",
+                hint="see that the brokers can be reached; it is tried again",
+            )
