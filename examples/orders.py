@@ -161,9 +161,12 @@ def difference(name: str, found: list[dict[str, Any]], sent: list[dict[str, Any]
 
 
 def main() -> int:
+    from onceflow import jars
     from onceflow.testing.servers import Kafka as Broker
     from onceflow.testing.servers import Postgres as Database
 
+    if "ONCEFLOW_JARS" not in os.environ:
+        os.environ["ONCEFLOW_JARS"] = str(jars.fetch("connector"))
     sent = list(generate(seed=7, count=SENT))
     good = [order for order in sent if isinstance(order, dict) and is_good(order)]
     latest = {order["id"]: with_total(order) for order in good}
