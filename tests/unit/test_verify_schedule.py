@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+
 import pytest
 
-from onceflow.testing.faults import POINTS
-from onceflow.verify.schedule import KILLS, KINDS, Fault, plan, points
+from onceflow.testing.faults import POINTS, SERVICES
+from onceflow.verify.schedule import KILLS, KINDS, SERVERS, Fault, fits, plan, points
 
-LOCAL = [kind for kind in KINDS if kind != "kill-executor"]
+LOCAL = [kind for kind in KINDS if kind != "kill-executor" and kind not in SERVERS]
 CASES = [("files",), ("sqlite",), ("log",), ("files", "sqlite", "log")]
+SERVER_CASES = [("kafka",), ("postgres",), ("files", "kafka", "postgres")]
 
 
 def test_one_seed_one_schedule() -> None:
     first = plan(1, CASES, count=40, kinds=LOCAL)
     assert first == plan(1, CASES, count=40, kinds=LOCAL)
     assert first != plan(2, CASES, count=40, kinds=LOCAL)
+
+
+@pytest.mark.parametrize(("seed", "digest"), [(1, "64d2bbdc182a8054"), (2, "a6a4d6b3e6c7aee7")])
+def test_a_seed_means_what_it_meant_before_there_were_servers(seed: int, digest: str) -> None:
+    listed = json.dumps([fault.as_json() for fault in plan(seed, CASES, count=200, kinds=LOCAL)])
+    assert hashlib.sha256(listed.encode()).hexdigest()[:16] == digest
 
 
 def test_half_of_the_faults_are_kills_and_no_kind_is_left_out() -> None:
@@ -53,3 +63,44 @@ def test_what_is_written_down_says_what_will_be_done() -> None:
         "number": 3, "case": 1, "kind": "zombie", "point": "epoch.decided", "visit": 2,
         "after": 0.5,
     }  # fmt: skip
+
+
+# ---------------------------------------------------------------- servers
+
+
+def test_a_fault_of_a_server_strikes_cases_that_have_it() -> None:
+    kinds = [*LOCAL, *SERVERS]
+    found = plan(1, [*CASES, *SERVER_CASES], count=400, kinds=kinds)
+    sinks = [*CASES, *SERVER_CASES]
+    assert {fault.kind for fault in found} == set(kinds)
+    assert all(fits(fault.kind, sinks[fault.case]) for fault in found)
+    lost = {(fault.file, sinks[fault.case]) for fault in found if fault.kind == "lost-answer"}
+    assert all(server in of for server, of in lost)
+
+
+def test_a_case_without_a_kill_that_fits_has_other_faults() -> None:
+    found = plan(1, [("postgres",)], count=6, kinds=["kill-broker", "lost-answer"])
+    assert {fault.kind for fault in found} == {"lost-answer"}
+    with pytest.raises(ValueError, match="can strike"):
+        plan(1, [("postgres",)], count=1, kinds=["kill-broker"])
+
+
+def test_servers_are_broken_at_any_time_and_at_every_step_of_a_publication() -> None:
+    found = plan(1, [("files", "kafka", "postgres")], count=300, kinds=list(SERVERS))
+    stands = {kind: {f.point for f in found if f.kind == kind} for kind in SERVERS}
+    assert stands["kill-broker"] >= {"", "kafka.begun", "kafka.written"}
+    assert stands["kill-postgres"] == {
+        "", "postgres.copied", "postgres.begun", "postgres.written"
+    }  # fmt: skip
+    assert {f.back for f in found if f.point} == {True, False}
+    assert not any(f.back for f in found if not f.point)
+
+
+def test_the_points_of_servers_join_in_where_there_are_servers() -> None:
+    found = plan(1, [("files", "sqlite"), *SERVER_CASES], count=600, kinds=["kill-point", "zombie"])
+    assert {fault.point for fault in found} == {*POINTS, *SERVICES}
+    asleep = {fault.point for fault in found if fault.kind == "zombie"}
+    assert "kafka.fenced-one" not in asleep, "it is reached while a driver opens"
+    assert {"kafka.written", "postgres.written"} <= asleep
+    only = plan(1, [("postgres",)], count=9, kinds=["kill-postgres"], at=["postgres.copied"])
+    assert {fault.point for fault in only} == {"postgres.copied"}

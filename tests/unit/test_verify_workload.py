@@ -59,7 +59,7 @@ def test_the_table_has_the_columns_of_the_log() -> None:
 def test_each_job_has_a_truth_that_counts_every_row() -> None:
     rows = list(BuiltIn(5).rows(20))
     total = len(rows)
-    truth = {name: job.true(rows) for name, job in JOBS.items()}
+    truth = {name: job.true(rows, job.sinks[0]) for name, job in JOBS.items()}
     assert truth["echo"]["result/result"].rows.total() == total
     assert sum(count for _, count, _ in truth["sum"]["result/result"].rows) == total
     assert sum(count for _, _, count, _ in truth["windows"]["result/result"].rows) == total - 1
@@ -70,15 +70,36 @@ def test_each_job_has_a_truth_that_counts_every_row() -> None:
 
 
 def test_every_version_of_a_sum_may_be_seen_and_the_last_must_be() -> None:
-    (truth,) = JOBS["sum"].true(BuiltIn(5).rows(20)).values()
+    (truth,) = JOBS["sum"].true(BuiltIn(5).rows(20), "log").values()
     assert truth.versions is not None
     assert set(truth.rows) < truth.versions
 
 
 def test_few_faults_are_for_every_job_and_every_sink_many_for_all_of_them() -> None:
     few, many = cases(40), cases(1000)
-    assert {job for job, _ in few} == set(JOBS)
+    assert {job for job, _ in few} == set(JOBS) - {"topic"}
     assert {sinks for _, sinks in few} == {"files", "sqlite", "log", "all"}
-    assert set(many) == {(job.name, sinks) for job in JOBS.values() for sinks in job.sinks}
+    assert set(many) == {
+        (job.name, sinks) for job in JOBS.values() for sinks in job.sinks
+        if not job.servers(sinks)
+    }  # fmt: skip
     assert cases(5, ["echo"], ["log"]) == [("echo", "log")]
     assert "several" not in {job for job, _ in cases(40, sinks=["files"])}, "it needs all three"
+
+
+def test_a_server_is_needed_by_those_only_who_ask_for_it() -> None:
+    assert not any(JOBS[job].servers(sinks) for job, sinks in cases(1000))
+    asked = cases(12, sinks=["kafka", "postgres"])
+    assert set(asked) == {
+        (job.name, sinks) for job in JOBS.values() for sinks in job.sinks if job.servers(sinks)
+    }
+    assert ("several", "servers") in asked
+    assert ("several", "servers") not in cases(12, sinks=["kafka"]), "it needs both"
+    assert JOBS["several"].servers("servers") == {"kafka", "postgres"}
+    assert JOBS["topic"].servers("kafka") == {"kafka"}
+
+
+def test_rows_that_go_to_several_servers_are_shared_out_by_their_number() -> None:
+    truth = JOBS["several"].true(BuiltIn(5).rows(20), "servers")
+    assert set(truth) == {"result/files", "result/kafka", "result/postgres"}
+    assert all(row[0] % 3 == 1 for row in truth["result/kafka"].rows)

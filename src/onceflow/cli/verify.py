@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from onceflow.verify.runner import Settings
 
 _FAULTS = 40
+_LONG = 300
 
 
 @click.command("verify")
@@ -40,7 +41,12 @@ _FAULTS = 40
 @click.option("--fault", "kinds", metavar="KIND", multiple=True, help="Only faults of this kind.")
 @click.option("--at", "points", metavar="POINT", multiple=True, help="Only at this fault point.")
 @click.option("--jobs", metavar="NAMES", default="", help="Only these built-in jobs: echo,sum.")
-@click.option("--sinks", metavar="NAMES", default="", help="Only these sinks: files,sqlite,log.")
+@click.option(
+    "--sinks",
+    metavar="NAMES",
+    default="",
+    help="Only these sinks: files,sqlite,log,kafka,postgres.",
+)
 @click.option(
     "--guarantee",
     type=click.Choice([guarantee.value for guarantee in Guarantee]),
@@ -54,13 +60,20 @@ _FAULTS = 40
     show_default=True,
     help="cluster: a standalone cluster that is started here, and ended.",
 )
+@click.option(
+    "--brokers",
+    type=click.IntRange(1, 3),
+    show_default=f"1, or 3 from {_LONG} faults on",
+    help="How many brokers the Kafka has that is started here.",
+)
 @click.option("--report", metavar="FILE.html", help="Write a report that needs nothing but itself.")
 @click.option("--keep", metavar="FOLDER", help="Run there, and keep all that was written.")
 @json_option
 def command(  # noqa: PLR0917 - one parameter for each option
     job: str | None, seed: int, faults: int | None, part: str, duration: str | None,
     kinds: tuple[str, ...], points: tuple[str, ...], jobs: str, sinks: str, guarantee: str | None,
-    recorded: str | None, master: str, report: str | None, keep: str | None, as_json: bool,
+    recorded: str | None, master: str, brokers: int | None, report: str | None, keep: str | None,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Break a job in every way we know, and count.
 
@@ -92,6 +105,7 @@ def command(  # noqa: PLR0917 - one parameter for each option
                 guarantee,
                 recorded,
                 master,
+                brokers,
             )
             result = Runner(settings, shown.show).run()
             if report is not None:
@@ -110,11 +124,11 @@ def command(  # noqa: PLR0917 - one parameter for each option
 def _settings(  # noqa: PLR0917 - one parameter for each option
     folder: Path, job: str | None, seed: int, faults: int | None, part: str,
     duration: str | None, kinds: tuple[str, ...], points: tuple[str, ...], jobs: str, sinks: str,
-    guarantee: str | None, recorded: str | None, master: str,
+    guarantee: str | None, recorded: str | None, master: str, brokers: int | None,
 ) -> Settings:  # fmt: skip
     from onceflow.job import milliseconds
-    from onceflow.testing.faults import POINTS
-    from onceflow.verify.jobs import JOBS, SINKS, cases
+    from onceflow.testing.faults import POINTS, SERVICES
+    from onceflow.verify.jobs import JOBS, SERVER_SINKS, SINKS, cases
     from onceflow.verify.runner import Settings
     from onceflow.verify.schedule import KINDS
 
@@ -122,9 +136,9 @@ def _settings(  # noqa: PLR0917 - one parameter for each option
     faults = faults or (_FAULTS if seconds is None else max(1, round(seconds)))
     names, places = _names(jobs), _names(sinks)
     _refuse_unknown("--fault", kinds, list(KINDS))
-    _refuse_unknown("--at", points, list(POINTS))
+    _refuse_unknown("--at", points, [*POINTS, *SERVICES])
     _refuse_unknown("--jobs", names, list(JOBS))
-    _refuse_unknown("--sinks", places, list(SINKS))
+    _refuse_unknown("--sinks", places, [*SINKS, *SERVER_SINKS])
     if job is not None and (names or places or guarantee):
         raise JobError(
             "--jobs, --sinks and --guarantee are for the built-in jobs", hint="leave them out"
@@ -133,7 +147,9 @@ def _settings(  # noqa: PLR0917 - one parameter for each option
         raise JobError("--input is for a job of yours", hint="onceflow verify JOB.py --input LOG")
     chosen = cases(faults, names, places) if job is None else []
     if job is None and not chosen:
-        raise JobError(f"no job of {jobs} can have {sinks}", hint="name other sinks")
+        asked = sinks or ",".join(SINKS)
+        known = ",".join((*SINKS, *SERVER_SINKS))
+        raise JobError(f"no job of {jobs} can have {asked}", hint=f"use --sinks, of {known}")
     return Settings(
         folder=folder,
         seed=seed,
@@ -149,6 +165,7 @@ def _settings(  # noqa: PLR0917 - one parameter for each option
         recorded=recorded,
         guarantee=guarantee or "",
         mutant=os.environ.get("ONCEFLOW_MUTANT", ""),
+        brokers=brokers or (3 if faults >= _LONG else 1),
     )
 
 

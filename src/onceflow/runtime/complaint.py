@@ -23,7 +23,11 @@ _WRONG_JOB = ("AnalysisException", "ParseException", "IllegalArgumentException",
               "UnsupportedOperationException", "PySparkTypeError", "PySparkValueError",
               "PySparkAttributeError")  # fmt: skip
 # Spark runs Python also while a job is declared (a log's schema), so its code may be on the way.
-_DEAD_WORKER = ("Python worker exited unexpectedly", "Python worker failed to connect back")
+_DEAD_WORKER = (
+    "Python worker exited unexpectedly",
+    "Python worker failed to connect back",
+    "IOException: Stream closed",  # an idle one that was killed is given out again
+)
 _TRACEBACK = "Traceback (most recent call last):"
 _LONGEST = 600
 

@@ -69,7 +69,7 @@ def check(
             continue
         ends[target.output] = end
         found += compare(target, truth[target.output], end, seen)
-        if in_order and target.kind == "log" and not target.upserted:
+        if in_order and target.kind in ("log", "kafka") and not target.upserted:
             found += ordered(target, end, in_order)
     weaker = {output for output, g in (guarantees or {}).items() if g in ALLOWED}
     found += torn(observer, {output: end for output, end in ends.items() if output not in weaker})
@@ -89,6 +89,8 @@ def compare(target: Target, truth: Truth, end: Published, seen: Seen) -> Iterato
     if target.upserted:
         yield from _dirty(target, truth, {*end.rows, *seen.rows})
         rows = Counter(end.last_of_key(target.key).values())
+    elif target.kind == "kafka":
+        yield from _taken_back(target, end, seen)
     yield from differences(target.output, truth.rows, rows)
 
 
@@ -121,16 +123,25 @@ def _dirty(target: Target, truth: Truth, seen: set[Row]) -> Iterator[Violation]:
         yield Violation("dirty", target.output, message, len(wrong))
 
 
+def _taken_back(target: Target, end: Published, seen: Seen) -> Iterator[Violation]:
+    """A consumer that reads on sees each row once: what another one does not find, never was."""
+    wrong = Counter(seen.last.rows) - Counter(end.rows)
+    if wrong:
+        message = f"{wrong.total()} rows were read that are not there, such as {_examples(wrong)}"
+        yield Violation("dirty", target.output, message, wrong.total())
+
+
 def ordered(target: Target, end: Published, column: str) -> Iterator[Violation]:
-    """Rows of a key are in one partition of the log, epoch behind epoch."""
+    """Rows of a key are in one partition, epoch behind epoch; in a topic, which does not tell
+    epochs, row behind row: the built-in jobs have a key's rows of an epoch in one task."""
     at, key = end.names.index(column), end.names.index("key")
     newest: dict[Any, tuple[int, int]] = {}  # key -> epoch, highest number of epochs before
     highest: dict[Any, int] = {}
     wrong = []
     for row, epoch in zip(end.rows, end.epochs, strict=True):
         before = newest.get(row[key], (-1, -1))
-        if epoch is not None and epoch != before[0]:
-            before = newest[row[key]] = (epoch, highest.get(row[key], -1))
+        if epoch is None or epoch != before[0]:
+            before = newest[row[key]] = (-1 if epoch is None else epoch, highest.get(row[key], -1))
         if row[at] <= before[1]:
             wrong.append(row)
         highest[row[key]] = max(highest.get(row[key], -1), row[at])
@@ -153,8 +164,8 @@ def torn(observer: Observer, ends: dict[str, Published]) -> Iterator[Violation]:
         if end.ledger != max(decided):
             message = f"the ledger is at epoch {end.ledger}, decided is {max(decided)}"
             yield Violation("torn", target.output, message)
-        if target.upserted and target.kind == "sqlite":
-            continue  # rows of an epoch replace those of others
+        if target.kind == "kafka" or (target.upserted and target.is_table):
+            continue  # a topic does not tell epochs; rows of an epoch replace those of others
         have = Counter(end.epochs)
         wrong = {
             epoch: (have[epoch], decision.rows.get(output, 0))
@@ -174,13 +185,18 @@ def left_behind(job: Path, targets: list[Target]) -> Iterator[Violation]:
     """After the driver has stopped."""
     strange = [*job.glob("lineages/*/*/onceflow/staged/*"), *job.rglob(".put-*")]
     for target in targets:
-        if target.kind != "sqlite":
+        if target.is_folder:
             root = Path(target.path)
             strange += [*root.glob("_staged/**/*.staged"), *root.rglob(".put-*")]
             strange += _unnamed(target, root, job.name)
     if strange:
         names = ", ".join(str(path) for path in strange[:_EXAMPLES])
         yield Violation("left", job.name, f"{len(strange)} files: {names}", len(strange))
+    for target in targets:
+        if target.is_server:
+            from onceflow.verify.server_targets import left_open
+
+            yield from (Violation("left", target.output, said) for said in left_open(target))
     for lock in job.glob("lease/*.lock"):
         with lock.open("rb") as file:
             try:

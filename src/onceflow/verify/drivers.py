@@ -51,6 +51,7 @@ class Driver:
         self.ready = False
         self.spark = ""  # version
         self.address = ""  # host:port of its scheduler
+        self.spent = False  # its Spark may still hand out Python workers that were killed
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, args=(reading,), daemon=True)
         self._reader.start()
@@ -145,8 +146,10 @@ class Drivers:
             self._spares.append(self._start())
 
     def give_back(self, driver: Driver) -> None:
-        """One that lives no more and can live again."""
-        if driver.gone() is None:
+        """One that lives no more and can live again, unless it is spent."""
+        if driver.spent:
+            driver.end()
+        elif driver.gone() is None:
             self._spares.append(driver)
 
     def wait_until_ready(self, driver: Driver) -> None:
@@ -173,11 +176,13 @@ class Drivers:
     def _reap(self) -> None:
         """What killed drivers leave is ours, and waits for us when it has ended."""
         ours = {driver.pid for driver in self._started}
+        found: list[int] = []
         for listed in Path("/proc/self/task").glob("*/children"):
-            for pid in map(int, listed.read_text().split()):
-                if pid not in ours:
-                    with contextlib.suppress(ChildProcessError):
-                        os.waitpid(pid, os.WNOHANG)
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended
+                found += map(int, listed.read_text().split())
+        for pid in set(found) - ours:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
 
     def close(self) -> None:
         for driver in self._started:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from onceflow.errors import DiskFull
 from onceflow.log.embedded import EmbeddedLog
+from onceflow.verify.targets import Away
 from onceflow.verify.workload import SCHEMA, Row, Workload, table
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class Input(Protocol):
 
     @property
     def logs(self) -> dict[str, dict[str, Any]]:
-        """Path of each log -> how it is created."""
+        """Path of each log -> how it is created, or which topic stands for it, at which servers."""
 
     def commit(self, number: int) -> dict[str, pa.Table] | None:
         """What each log gets in this commit. None: there is nothing more."""
@@ -35,10 +36,11 @@ class Input(Protocol):
 class BuiltIn:
     """The rows of a seed, and at the end one that closes every window."""
 
-    logs: dict[str, dict[str, Any]] = {"in": {"schema": SCHEMA, "partitions": 2, "key": ["key"]}}  # noqa: RUF012 - never changed
-
-    def __init__(self, seed: int, *, size: int = 20) -> None:
+    def __init__(self, seed: int, *, size: int = 20, topic: dict[str, Any] | None = None) -> None:
+        """`topic`: the Kafka topic that gets the rows, and its servers; else a log does."""
         self._workload, self._size = Workload(seed), size
+        log = {"schema": SCHEMA, "partitions": 2, "key": ["key"]}
+        self.logs: dict[str, dict[str, Any]] = {"in": topic or log}
 
     def commit(self, number: int) -> dict[str, pa.Table] | None:
         first = number * self._size
@@ -67,9 +69,7 @@ class Feed(threading.Thread):
         self.retried = 0  # appends that were tried again
         self.failure: BaseException | None = None
         self._input, self._pause, self._most = source, pause, most
-        self._logs = {
-            path: EmbeddedLog.create(folder / path, **how) for path, how in source.logs.items()
-        }
+        self._logs = {path: _open(folder / path, how) for path, how in source.logs.items()}
         self._end = threading.Event()
         self._abandoned = False
 
@@ -103,7 +103,7 @@ class Feed(threading.Thread):
 
     def heads(self) -> dict[str, list[int]]:
         """The next offsets of each log."""
-        return {path: list(log.refresh().view.next) for path, log in self._logs.items()}
+        return {path: log.heads() for path, log in self._logs.items()}
 
     def _append(self, tables: dict[str, pa.Table]) -> None:
         for path, rows in tables.items():
@@ -111,7 +111,26 @@ class Feed(threading.Thread):
                 try:
                     self._logs[path].append(rows, producer=_PRODUCER, sequence=self.commits)
                     break
-                except DiskFull:
+                except (DiskFull, Away):
                     self.retried += 1
                     self._end.wait(_PAUSE)
             self.rows += rows.num_rows
+
+
+class _Log:
+    """The embedded log, as the feed sees logs."""
+
+    def __init__(self, log: EmbeddedLog) -> None:
+        self._log = log
+        self.append = log.append
+
+    def heads(self) -> list[int]:
+        return list(self._log.refresh().view.next)
+
+
+def _open(path: Path, how: dict[str, Any]) -> Any:
+    if "topic" not in how:
+        return _Log(EmbeddedLog.create(path, **how))
+    from onceflow.verify.topic import TopicLog
+
+    return TopicLog(how["servers"], how["topic"])

@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from onceflow.verify.servers import Servers
 from onceflow.verify.targets import Row, Target
 from onceflow.verify.workload import BEGIN, DELAY, WINDOW
 from onceflow.verify.workload import Row as Input
 
 FILE = Path(__file__).with_name("matrix.py")
 SINKS = ("files", "sqlite", "log")
+SERVER_SINKS = ("kafka", "postgres")
+SEVERAL = {"all": SINKS, "servers": ("files", "kafka", "postgres")}  # outputs decided together
 _FAULTS_A_CASE = 5
 
 
@@ -36,36 +39,48 @@ class BuiltInJob:
 
     name: str
     sinks: tuple[str, ...]
-    truth: Callable[[Iterable[Input]], dict[str, Truth]]
+    truth: Callable[[Iterable[Input], str], dict[str, Truth]]  # of rows, with these sinks
     mode: str = "append"
     key: tuple[str, ...] = ()
     in_order: str = ""  # a column that grows within a key, epoch behind epoch
     sources: tuple[str, ...] = ("rows",)
+    topic: bool = False  # it reads a Kafka topic
 
-    def targets(self, sinks: str, folder: Path) -> list[Target]:
-        if sinks == "all":
-            return [_target(f"result/{name}", name, folder, self) for name in SINKS]
-        return [_target("result/result", sinks, folder, self)]
+    def targets(
+        self, sinks: str, folder: Path, servers: Servers | None = None, place: str = ""
+    ) -> list[Target]:
+        """`place`: of the case on the `servers`."""
 
-    def true(self, rows: Iterable[Input]) -> dict[str, Truth]:
+        def target(output: str, kind: str) -> Target:
+            path, table = str(folder / "out" / kind), ""
+            if kind == "sqlite":
+                path, table = str(folder / "out" / "out.db"), "result"
+            elif servers is not None and kind in SERVER_SINKS:
+                path, table = servers.where(kind, place)
+            return Target(f"result/{output}", kind, path, table, self.key, self.mode)
+
+        if sinks in SEVERAL:
+            return [target(name, name) for name in SEVERAL[sinks]]
+        return [target("result", sinks)]
+
+    def servers(self, sinks: str) -> set[str]:
+        """The kinds of servers that it needs with these sinks."""
+        found = {*SEVERAL.get(sinks, (sinks,))} & {*SERVER_SINKS}
+        return found | {"kafka"} if self.topic else found
+
+    def true(self, rows: Iterable[Input], sinks: str) -> dict[str, Truth]:
         """The truth of each output, by query/output."""
-        return {f"result/{output}": truth for output, truth in self.truth(rows).items()}
-
-
-def _target(output: str, kind: str, folder: Path, job: BuiltInJob) -> Target:
-    path = folder / "out" / ("out.db" if kind == "sqlite" else kind)
-    table = "result" if kind == "sqlite" else ""
-    return Target(output, kind, str(path), table, job.key, job.mode)
+        return {f"result/{output}": truth for output, truth in self.truth(rows, sinks).items()}
 
 
 # ---------------------------------------------------------------- the truth of each
 
 
-def _echo(rows: Iterable[Input]) -> dict[str, Truth]:
+def _echo(rows: Iterable[Input], _: str) -> dict[str, Truth]:
     return {"result": Truth(Counter((r.number, r.id, r.key, r.value) for r in rows))}
 
 
-def _sum(rows: Iterable[Input]) -> dict[str, Truth]:
+def _sum(rows: Iterable[Input], _: str) -> dict[str, Truth]:
     counts: dict[str, int] = defaultdict(int)
     totals: dict[str, int] = defaultdict(int)
     versions = set()
@@ -77,7 +92,7 @@ def _sum(rows: Iterable[Input]) -> dict[str, Truth]:
     return {"result": Truth(last, frozenset(versions))}
 
 
-def _windows(rows: Iterable[Input]) -> dict[str, Truth]:
+def _windows(rows: Iterable[Input], _: str) -> dict[str, Truth]:
     counts: dict[tuple[int, str], int] = defaultdict(int)
     totals: dict[tuple[int, str], int] = defaultdict(int)
     newest = BEGIN
@@ -98,11 +113,11 @@ def _windows(rows: Iterable[Input]) -> dict[str, Truth]:
     }
 
 
-def _distinct(rows: Iterable[Input]) -> dict[str, Truth]:
+def _distinct(rows: Iterable[Input], _: str) -> dict[str, Truth]:
     return {"result": Truth(Counter({(r.id, r.key, r.value) for r in rows}))}
 
 
-def _join(rows: Iterable[Input]) -> dict[str, Truth]:
+def _join(rows: Iterable[Input], _: str) -> dict[str, Truth]:
     first: dict[int, int] = {}
     pairs: Counter[Row] = Counter()
     for r in rows:
@@ -113,15 +128,15 @@ def _join(rows: Iterable[Input]) -> dict[str, Truth]:
     return {"result": Truth(pairs)}
 
 
-def _several(rows: Iterable[Input]) -> dict[str, Truth]:
-    found: dict[str, Counter[Row]] = {name: Counter() for name in SINKS}
+def _several(rows: Iterable[Input], sinks: str) -> dict[str, Truth]:
+    found: dict[str, Counter[Row]] = {name: Counter() for name in SEVERAL[sinks]}
     for r in rows:
-        name = SINKS[r.number % 3]
+        name = SEVERAL[sinks][r.number % 3]
         found[name][r.number, r.id, r.key, r.value, name] += 1
     return {name: Truth(rows) for name, rows in found.items()}
 
 
-def _dice(rows: Iterable[Input]) -> dict[str, Truth]:
+def _dice(rows: Iterable[Input], _: str) -> dict[str, Truth]:
     """How the die falls is not known, but every row is counted once."""
     listed = list(rows)
     return {"result": Truth(Counter(), total=(len(listed), sum(r.value for r in listed)))}
@@ -142,13 +157,14 @@ def _begin(at: datetime) -> int:
 JOBS = {
     job.name: job
     for job in (
-        BuiltInJob("echo", SINKS, _echo, in_order="number"),
-        BuiltInJob("sum", ("sqlite", "log"), _sum, "update", ("key",)),
-        BuiltInJob("windows", SINKS, _windows),
-        BuiltInJob("distinct", SINKS, _distinct),
-        BuiltInJob("join", SINKS, _join, sources=("first", "again")),
-        BuiltInJob("several", ("all",), _several),
-        BuiltInJob("dice", ("sqlite",), _dice, "update", ("face",)),
+        BuiltInJob("echo", (*SINKS, *SERVER_SINKS), _echo, in_order="number"),
+        BuiltInJob("sum", ("sqlite", "log", *SERVER_SINKS), _sum, "update", ("key",)),
+        BuiltInJob("windows", (*SINKS, *SERVER_SINKS), _windows),
+        BuiltInJob("distinct", (*SINKS, *SERVER_SINKS), _distinct),
+        BuiltInJob("join", (*SINKS, *SERVER_SINKS), _join, sources=("first", "again")),
+        BuiltInJob("several", ("all", "servers"), _several),
+        BuiltInJob("dice", ("sqlite", "postgres"), _dice, "update", ("face",)),
+        BuiltInJob("topic", ("kafka",), _echo, in_order="number", topic=True),
     )
 }
 
@@ -157,11 +173,13 @@ def cases(
     faults: int, jobs: Sequence[str] = (), sinks: Sequence[str] = ()
 ) -> list[tuple[str, str]]:
     """Which jobs run with which sinks: every job, and as many sinks of each as there are faults
-    for; the first of a job is another sink for each job."""
-    wanted = [JOBS[name] for name in jobs] or list(JOBS.values())
+    for; the first of a job is another sink for each job. Servers only if they are asked for."""
     allowed = {*sinks} or {*SINKS}
-    allowed |= {"all"} if allowed == {*SINKS} else set()
-    rounds: list[list[tuple[str, str]]] = [[] for _ in SINKS]
+    allowed |= {"all"} if allowed >= {*SINKS} else set()
+    allowed |= {"servers"} if allowed >= {*SERVER_SINKS} else set()
+    wanted = [JOBS[name] for name in jobs] or list(JOBS.values())
+    wanted = [job for job in wanted if allowed & {*job.sinks}]
+    rounds: list[list[tuple[str, str]]] = [[] for _ in (*SINKS, *SERVER_SINKS)]
     for number, job in enumerate(wanted):
         have = [s for s in job.sinks if s in allowed]
         for turn in range(len(have)):

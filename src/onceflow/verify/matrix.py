@@ -1,8 +1,10 @@
 """The built-in jobs of `onceflow verify`, as a job file.
 
 They read the log `in` of the working directory and write under `out`. `ONCEFLOW_VERIFY_SINKS`
-names the sink: files, sqlite, log, or all for the job that has several outputs;
-`ONCEFLOW_VERIFY_GUARANTEE` what the outputs promise.
+names the sink: files, sqlite, log, kafka, postgres, or all or servers for the job that has several
+outputs; `ONCEFLOW_VERIFY_GUARANTEE` what the outputs promise. `ONCEFLOW_VERIFY_KAFKA` and
+`ONCEFLOW_VERIFY_POSTGRES` say where servers are, `ONCEFLOW_VERIFY_PLACE` which topic and which
+schema are the case's own.
 """
 
 import os
@@ -12,9 +14,13 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from onceflow import Flow, job, sinks
+from onceflow import Flow, job, sinks, sources
 from onceflow.sinks.base import Sink
 from onceflow.sources import Log
+from onceflow.verify.jobs import SEVERAL
+from onceflow.verify.server_sinks import Kafka, Postgres
+from onceflow.verify.servers import TRANSACTION_TIMEOUT
+from onceflow.verify.workload import SCHEMA
 
 DELAY, WINDOW = "10 seconds", "10 seconds"
 SETTINGS: Any = {"every": "0ms", "keep_epochs": 3}  # names are freed early and often
@@ -26,12 +32,24 @@ class Files(sinks.Files):
     roll_up_every = 8
 
 
-def target(*, key: str = "", sink: str = "") -> Sink:
+def target(rows: DataFrame, *, key: str = "", sink: str = "") -> Sink:
+    place = os.environ.get("ONCEFLOW_VERIFY_PLACE", "")
     match sink or os.environ.get("ONCEFLOW_VERIFY_SINKS", "files"):
         case "files":
             return Files("out/files")
         case "sqlite":
             return sinks.Sqlite("out/out.db", table="result", key=key or ())
+        case "kafka":
+            return Kafka(
+                place, servers=os.environ["ONCEFLOW_VERIFY_KAFKA"], key=key or "key",
+                value=rows.columns, slots=2, create={"partitions": 2}, timeout=30.0,
+                transaction_timeout=TRANSACTION_TIMEOUT,
+            )  # fmt: skip
+        case "postgres":
+            return Postgres(
+                os.environ["ONCEFLOW_VERIFY_POSTGRES"], table="result", schema=place,
+                key=key or (), epoch_column=None if key else "_epoch", timeout=30.0,
+            )  # fmt: skip
         case _:
             return sinks.Log("out/log", key=key or "key", partitions=2)
 
@@ -43,7 +61,10 @@ def write(flow: Flow, rows: DataFrame, **options: Any) -> None:
 
 def read(flow: Flow, name: str = "rows") -> DataFrame:
     rows = flow.read(name, Log("in"))
-    rows = rows.drop("_partition", "_offset", "_appended_at")
+    return tripped(rows.drop("_partition", "_offset", "_appended_at"))
+
+
+def tripped(rows: DataFrame) -> DataFrame:
     return rows.mapInArrow(tripwire(os.path.abspath("tripwires")), rows.schema)
 
 
@@ -73,7 +94,8 @@ def tripwire(folder: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
 @job("echo", **SETTINGS)
 def echo(flow: Flow) -> None:
     """Rows as they come."""
-    write(flow, read(flow).select("number", "id", "key", "value"), to=target())
+    rows = read(flow).select("number", "id", "key", "value")
+    write(flow, rows, to=target(rows))
 
 
 @job("sum", **SETTINGS)
@@ -82,7 +104,7 @@ def running_sum(flow: Flow) -> None:
     sums = read(flow).groupBy("key").agg(
         F.count("*").alias("count"), F.sum("value").alias("total")
     )  # fmt: skip
-    write(flow, sums, to=target(key="key"), mode="update")
+    write(flow, sums, to=target(sums, key="key"), mode="update")
 
 
 @job("windows", **SETTINGS)
@@ -94,14 +116,15 @@ def windows(flow: Flow) -> None:
         .agg(F.count("*").alias("count"), F.sum("value").alias("total"))
         .select(F.unix_millis("window.start").alias("begin"), "key", "count", "total")
     )  # fmt: skip
-    write(flow, counts, to=target())
+    write(flow, counts, to=target(counts))
 
 
 @job("distinct", **SETTINGS)
 def distinct(flow: Flow) -> None:
     """Each id once."""
     first = read(flow).withWatermark("at", DELAY).dropDuplicatesWithinWatermark(["id"])
-    write(flow, first.select("id", "key", "value"), to=target())
+    rows = first.select("id", "key", "value")
+    write(flow, rows, to=target(rows))
 
 
 @job("join", **SETTINGS)
@@ -115,16 +138,16 @@ def join(flow: Flow) -> None:
     )
     near = F.expr("id = id2 and at2 between at - interval 5 seconds and at + interval 5 seconds")
     pairs = left.join(right, near).select("id", "key", "first", "again")
-    write(flow, pairs, to=target())
+    write(flow, pairs, to=target(pairs))
 
 
 @job("several", **SETTINGS)
 def several(flow: Flow) -> None:
     """Rows as they come, to three outputs that are decided together."""
     rows = read(flow).select("number", "id", "key", "value")
-    outputs = ("files", "sqlite", "log")
+    outputs = SEVERAL[os.environ.get("ONCEFLOW_VERIFY_SINKS", "all")]
     routed = rows.withColumn("outcome", F.array(*map(F.lit, outputs))[F.col("number") % 3])
-    to = {name: target(sink=name) for name in outputs}
+    to = {name: target(routed, sink=name) for name in outputs}
     write(flow, routed, to=to, by="outcome")
 
 
@@ -136,4 +159,14 @@ def dice(flow: Flow) -> None:
     sums = rows.withColumn("face", throw.cast("long")).groupBy("face").agg(
         F.count("*").alias("count"), F.sum("value").alias("total")
     )  # fmt: skip
-    write(flow, sums, to=target(key="face"), mode="update")
+    write(flow, sums, to=target(sums, key="face"), mode="update")
+
+
+@job("topic", **SETTINGS)
+def topic(flow: Flow) -> None:
+    """Rows as they come, of a Kafka topic."""
+    name = os.environ["ONCEFLOW_VERIFY_PLACE"] + "-in"
+    servers = os.environ["ONCEFLOW_VERIFY_KAFKA"]
+    rows = tripped(flow.read("rows", sources.Kafka(name, servers=servers, value=SCHEMA)))
+    rows = rows.select("number", "id", "key", "value")
+    write(flow, rows, to=target(rows))

@@ -242,3 +242,67 @@ def _prune_without_a_roll_up() -> None:
         return False
 
     _put(EpochLog, roll_up=prune)
+
+
+@_mutant("ledger-to-the-last-stable-offset")
+def _ledger_to_the_last_stable_offset() -> None:
+    """Kafka's ledger is read as far as any reader of committed records comes at once."""
+    from onceflow.sinks.kafka_client import Cluster
+
+    ends = Cluster.ends
+
+    def stable_ends(self: Cluster, topic: str, partitions: Any, *, stable: bool) -> dict[int, int]:
+        return ends(self, topic, partitions, stable=True)
+
+    _put(Cluster, ends=stable_ends)
+
+
+@_mutant("slots-changed-between-decision-and-publish")
+def _slots_changed_between_decision_and_publish() -> None:
+    """Who publishes chooses the slots of an epoch's files; one slot behind the other."""
+    from onceflow.sinks import kafka
+    from onceflow.sinks.kafka import Kafka
+
+    publish = Kafka.publish
+
+    def chosen_anew(self: Kafka, publication: Any) -> Any:
+        def by_slot(files: Any) -> dict[int, list[Any]]:
+            found: dict[int, list[Any]] = {slot: [] for slot in range(self.slots)}
+            for n, file in enumerate(files):
+                found[(n + publication.term) % self.slots].append(file)
+            return found
+
+        _put(kafka, _by_slot=by_slot)
+        return publish(self, publication)
+
+    _put(Kafka, publish=chosen_anew)
+    _put(kafka, _session=lambda: None)
+
+
+@_mutant("copy-trusted-after-a-server-crash")
+def _copy_trusted_after_a_server_crash() -> None:
+    """Nobody counts what tasks have copied to PostgreSQL."""
+    from onceflow.sinks.postgres_copy import Apart
+    from onceflow.sinks.postgres_table import TAG
+
+    def trusted(self: Apart, _db: Any, _target: str) -> str:
+        tags = ", ".join(str(tag) for tag, _ in self.parts)
+        return f"(SELECT * FROM {self.table} WHERE {TAG} IN ({tags})) AS copies"
+
+    _put(Apart, complete=trusted)
+
+
+@_mutant("ledger-compared-by-number-only")
+def _ledger_compared_by_number_only() -> None:
+    """An epoch with a number that the ledger has is taken for published, whoever decided it."""
+    from onceflow import commits
+    from onceflow.ledger import Outcome, judge
+    from onceflow.sinks import kafka, kafka_slots, postgres, sqlite
+
+    def by_number(ledger: Any, publication: Any, target: str) -> Outcome:
+        if ledger.position is not None and ledger.position.epoch >= publication.epoch:
+            return Outcome.ALREADY_PUBLISHED
+        return judge(ledger, publication, target)
+
+    for module in (commits, kafka, kafka_slots, postgres, sqlite):
+        _put(module, judge=by_number)

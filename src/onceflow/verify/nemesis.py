@@ -11,12 +11,13 @@ from pathlib import Path
 
 from onceflow.runtime.complaint import death
 from onceflow.runtime.family import processes
+from onceflow.verify import server_faults
 from onceflow.verify.checker import Violation
 from onceflow.verify.drivers import Driver
 from onceflow.verify.play import Life, Play, Struck
-from onceflow.verify.schedule import Fault
+from onceflow.verify.reaching import REACH_WITHIN, at_work, disarm, epoch, stand_still
+from onceflow.verify.schedule import Fault, opens
 
-_REACH_WITHIN = 40.0  # seconds until an armed point is reached, or a wire is found
 _END_WITHIN = 120.0  # seconds until a driver has ended whose JVM is gone, or that was fenced
 _AWAKE_FOR = 8.0  # seconds that a zombie has before its successor goes on
 _DAMAGED = 7
@@ -25,11 +26,6 @@ _DAMAGED = 7
 def strike(play: Play, fault: Fault, struck: Struck) -> None:
     """Returns when the fault has struck, or could not. The play waits for the recovery."""
     _ACTS[fault.kind](play, fault, struck)
-
-
-def _at_work(play: Play, fault: Fault) -> None:
-    """Some moment in the middle of a life: the play has seen an epoch of it."""
-    play.wait(lambda: False, fault.after)
 
 
 def _end_now(play: Play) -> None:
@@ -43,19 +39,19 @@ def _end_now(play: Play) -> None:
 
 
 def _kill_driver(play: Play, fault: Fault, struck: Struck) -> None:
-    _at_work(play, fault)
+    at_work(play, fault)
     assert play.driver is not None
     os.kill(play.driver.pid, signal.SIGKILL)
     _killed(play, struck, f"driver {play.driver.pid}")
 
 
 def _kill_jvm(play: Play, fault: Fault, struck: Struck) -> None:
-    _at_work(play, fault)
+    at_work(play, fault)
     driver = play.driver
     assert driver is not None
     assert driver.jvm is not None
     os.kill(driver.jvm, signal.SIGKILL)
-    play.hit(struck, f"JVM {driver.jvm}, after epoch {_epoch(play)}")
+    play.hit(struck, f"JVM {driver.jvm}, after epoch {epoch(play)}")
     if not play.wait(lambda: driver.gone() is not None, _END_WITHIN):
         play.violations.append(
             Violation("stuck", play.case.name, f"driver {driver.pid} does not notice its JVM's end")
@@ -64,25 +60,26 @@ def _kill_jvm(play: Play, fault: Fault, struck: Struck) -> None:
 
 
 def _kill_worker(play: Play, fault: Fault, struck: Struck) -> None:
-    _at_work(play, fault)
+    at_work(play, fault)
     assert play.driver is not None
     workers = play.driver.workers()
+    play.driver.spent = True
     for pid in workers:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     if workers:
-        play.hit(struck, f"{len(workers)} Python workers, after epoch {_epoch(play)}")
+        play.hit(struck, f"{len(workers)} Python workers, after epoch {epoch(play)}")
         play.wait_for_epochs(1)  # it may be one that needed them no more; the next one does
     else:
         struck.what = "there were no Python workers"
 
 
 def _kill_executor(play: Play, fault: Fault, struck: Struck) -> None:
-    _at_work(play, fault)
+    at_work(play, fault)
     pids = executors(play)
     if pids:
         os.kill(pids[0], signal.SIGKILL)
-        play.hit(struck, f"executor {pids[0]}, after epoch {_epoch(play)}")
+        play.hit(struck, f"executor {pids[0]}, after epoch {epoch(play)}")
     else:
         struck.what = "there was no executor"
 
@@ -104,33 +101,33 @@ def executors(play: Play) -> list[int]:
 
 def _kill_point(play: Play, fault: Fault, struck: Struck) -> None:
     driver = _arm(play, fault, "kill")
-    if play.wait(lambda: driver.gone() is not None, _REACH_WITHIN):
+    if play.wait(lambda: driver.gone() is not None, REACH_WITHIN):
         _killed(play, struck, f"driver {driver.pid} at {fault.point}")
     else:
-        _disarm(play, fault, struck)
+        disarm(play, fault, struck)
 
 
 def _raise_point(play: Play, fault: Fault, struck: Struck) -> None:
     _arm(play, fault, "raise")
     life = play.life
     assert life is not None
-    if play.wait(lambda: life.over, _REACH_WITHIN):
-        play.hit(struck, f"at {fault.point}, after epoch {_epoch(play)}")
+    if play.wait(lambda: life.over, REACH_WITHIN):
+        play.hit(struck, f"at {fault.point}, after epoch {epoch(play)}")
         if life.error.get("kind") != "InjectedFault":
             struck.hit, struck.what = False, f"it ended before: {play.complaint()}"
     else:
-        _disarm(play, fault, struck)
+        disarm(play, fault, struck)
 
 
 def _arm(play: Play, fault: Fault, action: str) -> Driver:
     """In the life that runs; a point of opening needs a new one."""
     spec = f"{fault.point}:{action}:{fault.visit}"
-    if fault.point.startswith("open."):
+    if opens(fault.point):
         life = play.life
         assert play.driver is not None
         assert life is not None
         play.driver.order(do="arm", fault=f"epoch.checked:{action}")
-        if not play.wait(lambda: life.over, _REACH_WITHIN):
+        if not play.wait(lambda: life.over, REACH_WITHIN):
             _end_now(play)
         play.start_life(fault=spec)
     else:
@@ -140,14 +137,8 @@ def _arm(play: Play, fault: Fault, action: str) -> Driver:
     return play.driver
 
 
-def _disarm(play: Play, fault: Fault, struck: Struck) -> None:
-    assert play.driver is not None
-    play.driver.order(do="arm", fault="")
-    struck.what = f"visit {fault.visit} of {fault.point} was not reached in {_REACH_WITHIN:.0f} s"
-
-
 def _lost_commit(play: Play, fault: Fault, struck: Struck) -> None:
-    _at_work(play, fault)
+    at_work(play, fault)
     _end_now(play)
     names = []
     for query in (play.case.folder / "home" / play.case.name).glob("lineages/*/*/commits"):
@@ -157,7 +148,7 @@ def _lost_commit(play: Play, fault: Fault, struck: Struck) -> None:
             (query.parent / folder / f".{max(numbers)}.crc").unlink(missing_ok=True)
             names.append(f"{query.parent.name}/{folder}/{max(numbers)}")
     if names:
-        play.hit(struck, f"{', '.join(names)} deleted, after epoch {_epoch(play)}")
+        play.hit(struck, f"{', '.join(names)} deleted, after epoch {epoch(play)}")
     else:
         struck.what = "nothing was committed yet"
 
@@ -167,7 +158,7 @@ def _killed(play: Play, struck: Struck, what: str) -> None:
     assert driver is not None
     code = driver.process.wait(10)
     if code == -signal.SIGKILL:
-        play.hit(struck, f"{what}, after epoch {_epoch(play)}")
+        play.hit(struck, f"{what}, after epoch {epoch(play)}")
     else:
         struck.what = f"the driver {death(code)} before it was killed"
 
@@ -177,24 +168,21 @@ def _killed(play: Play, struck: Struck, what: str) -> None:
 
 def _zombie(play: Play, fault: Fault, struck: Struck) -> None:
     """Frozen in the middle of a step; it wakes up when its successor has freed old names."""
-    folder = play.case.folder / f"zombie-{fault.number}"
-    folder.mkdir()
     zombie, life = play.driver, play.life
     assert zombie is not None
     assert life is not None
-    zombie.order(do="arm", fault=f"{fault.point}:pause:{fault.visit}:{folder}")
-    if not play.wait((folder / "paused").exists, _REACH_WITHIN):
-        _disarm(play, fault, struck)
+    folder = stand_still(play, fault, struck)
+    if folder is None:
         return
     zombie.signal_all(signal.SIGSTOP)
-    play.hit(struck, f"driver {zombie.pid} at {fault.point}, after epoch {_epoch(play)}")
+    play.hit(struck, f"driver {zombie.pid} at {fault.point}, after epoch {epoch(play)}")
     play.driver, play.host = None, f"host-{fault.number}"  # on another machine: it can't end it
     successor = _succeed(play, fault, struck, folder)
     (folder / "resume").touch()
     zombie.signal_all(signal.SIGCONT)
     if fault.wakes:  # while its successor stands still; before a fence it may well go on
-        epoch = play.observer.progress()
-        _hear(play, zombie, life, lambda: play.observer.progress() != epoch, _AWAKE_FOR)
+        before = play.observer.progress()
+        _hear(play, zombie, life, lambda: play.observer.progress() != before, _AWAKE_FOR)
         (successor / "resume").touch()
         play.mended(struck)
     ended = _hear(play, zombie, life, lambda: False, _END_WITHIN)
@@ -240,8 +228,8 @@ def _hear(
 def _wire(play: Play, struck: Struck, name: str) -> None:
     wires = play.case.folder / "tripwires"
     (wires / name).touch()
-    if play.wait((wires.with_name("tripwires.hit") / name).exists, _REACH_WITHIN):
-        play.hit(struck, f"a task after epoch {_epoch(play)}")
+    if play.wait((wires.with_name("tripwires.hit") / name).exists, REACH_WITHIN):
+        play.hit(struck, f"a task after epoch {epoch(play)}")
         (wires.with_name("tripwires.hit") / name).unlink()
     else:
         (wires / name).unlink(missing_ok=True)
@@ -261,7 +249,7 @@ def _slow_task(play: Play, fault: Fault, struck: Struck) -> None:
 
 def _damage(play: Play, fault: Fault, struck: Struck) -> None:
     """The right outcome is a clear error. Then the file is put back."""
-    _at_work(play, fault)
+    at_work(play, fault)
     _end_now(play)
     path = _victim(play, fault.file)
     if path is None:
@@ -271,7 +259,7 @@ def _damage(play: Play, fault: Fault, struck: Struck) -> None:
         good = path.read_bytes()
         at = len(good) * 2 // 3
         path.write_bytes(good[:at] if fault.kind == "truncate" else _flipped(good, at))
-        play.hit(struck, f"{path.relative_to(play.case.folder)}, after epoch {_epoch(play)}")
+        play.hit(struck, f"{path.relative_to(play.case.folder)}, after epoch {epoch(play)}")
         play.start_life()
         life = play.life
         assert life is not None
@@ -299,7 +287,7 @@ def _victim(play: Play, what: str) -> Path | None:
     if what == "lineage":
         found = list(home.glob("lineages/*/lineage.json"))
     elif what == "commit":
-        folders = [Path(t.path) / "_commits" for t in play.case.targets if t.kind != "sqlite"]
+        folders = [Path(t.path) / "_commits" for t in play.case.targets if t.is_folder]
         found = [path for folder in folders for path in folder.glob("0*.json")]
     else:
         found = list(home.glob("lineages/*/*/onceflow/log/0*.json"))
@@ -309,7 +297,7 @@ def _victim(play: Play, what: str) -> Path | None:
 
 
 def _full_disk(play: Play, fault: Fault, struck: Struck) -> None:
-    _at_work(play, fault)
+    at_work(play, fault)
     ballast = play.case.folder / "ballast"
     life, feed = play.life, play.feed
     assert life is not None
@@ -342,8 +330,5 @@ _ACTS: dict[str, Callable[[Play, Fault, Struck], None]] = {
     "truncate": _damage,
     "flip": _damage,
     "full-disk": _full_disk,
+    **server_faults.ACTS,
 }
-
-
-def _epoch(play: Play) -> str:
-    return ", ".join(str(epoch) for epoch in play.observer.progress().values()) or "none"

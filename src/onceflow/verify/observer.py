@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onceflow.verify.targets import Corrupt, Decided, Published, Row, Target, decisions, read
+from onceflow.verify.targets import Away, Corrupt, Decided, Published, Row, Target, decisions, read
 
 _PAUSE = 0.2  # seconds
 _LONGEST_PAUSE = 2.0
@@ -60,6 +60,12 @@ class Observer(threading.Thread):
         if self.is_alive():
             self.join()
 
+    def close(self) -> None:
+        """Of what it kept for its next look."""
+        for known in self._known.values():
+            if "reader" in known:
+                known.pop("reader").close()
+
     @contextlib.contextmanager
     def looking_away(self) -> Iterator[None]:
         """While a file is damaged on purpose."""
@@ -106,8 +112,8 @@ class Observer(threading.Thread):
         except Corrupt as error:
             _note(seen.corrupt, str(error))
             return
-        except sqlite3.OperationalError:
-            return  # it could not look (no space for a lock): nothing was seen
+        except (Away, sqlite3.OperationalError):
+            return  # it could not look (a server is down, no space for a lock): nothing was seen
         _note(seen.backwards, *_went_back(target, seen.last, now))
         if target.upserted:
             seen.rows |= set(now.rows)
@@ -117,15 +123,15 @@ class Observer(threading.Thread):
 def _went_back(target: Target, before: Published, now: Published) -> Iterator[str]:
     if target.mode == "complete":
         return  # each epoch replaces all
-    if target.kind == "sqlite" and target.upserted:
+    if target.is_table and target.upserted:
         gone = set(before.last_of_key(target.key)) - set(now.last_of_key(target.key))
         if gone:
             yield f"keys {_some(gone)} were there and are gone"
-    elif target.kind == "sqlite" and now.rows[: len(before.rows)] != before.rows:
+    elif target.is_table and now.rows[: len(before.rows)] != before.rows:
         lost = Counter(before.rows) - Counter(now.rows)
         if lost:
             yield f"rows {_some(lost)} were there and are gone"
-    elif target.kind != "sqlite" and now.files[: len(before.files)] != before.files:
+    elif target.is_folder and now.files[: len(before.files)] != before.files:
         yield f"files {_some(set(before.files) - set(now.files))} were published and are gone"
     if (before.ledger or -1) > (now.ledger if now.ledger is not None else -1):
         yield f"the ledger went back from epoch {before.ledger} to {now.ledger}"

@@ -18,6 +18,7 @@ from onceflow.verify.drivers import Driver, Drivers, Event
 from onceflow.verify.feed import Feed, Input
 from onceflow.verify.observer import Observer
 from onceflow.verify.schedule import Fault
+from onceflow.verify.servers import Servers
 from onceflow.verify.targets import Target
 
 _TURN = 0.02  # seconds
@@ -72,6 +73,7 @@ class Case:
     queries: tuple[str, ...]
     logs: dict[str, str]  # source -> path of its log
     environment: dict[str, str]
+    servers: Servers | None = None
 
 
 class Play:
@@ -127,6 +129,7 @@ class Play:
         except BaseException:
             feed.abandon()
             self.observer.stop()
+            self.observer.close()
             raise
         self._finish()
 
@@ -159,6 +162,8 @@ class Play:
     # -------------------------------------------------------------- lives
 
     def start_life(self, *, fault: str = "", take_over: bool = False) -> None:
+        if self.driver is not None and self.driver.spent:
+            self.driver.end()
         if self.driver is None or self.driver.gone() is not None:
             self.driver = self.drivers.take()
             waiting = time.monotonic()
@@ -261,8 +266,8 @@ class Play:
         found = []
         for query in self.case.queries:
             last = self.observer.last(query)
-            ends = last.end.values() if last else ()
-            found.append(min((sum(end["next"]) for end in ends), default=0))
+            ends = [last.read_to(source) for source in last.end] if last else []
+            found.append(min(map(sum, ends), default=0))
         return min(found, default=0)
 
     # -------------------------------------------------------------- the end
@@ -290,7 +295,7 @@ class Play:
     def _has_read(self, query: str, heads: dict[str, list[int]]) -> bool:
         last = self.observer.last(query)
         return last is not None and all(
-            end["next"] == heads[self.case.logs[source]] for source, end in last.end.items()
+            last.read_to(source) == heads[self.case.logs[source]] for source in last.end
         )
 
     def _is_due(self, query: str) -> bool:
@@ -320,3 +325,4 @@ class Play:
         self.feed.end()
         self.observer.stop()
         self.observer.poll()
+        self.observer.close()

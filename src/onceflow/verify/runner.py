@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onceflow import connector, jars
 from onceflow.errors import JobError, SetupError
 from onceflow.home import now
 from onceflow.verify import schedule
@@ -22,6 +23,7 @@ from onceflow.verify.nemesis import strike
 from onceflow.verify.play import Case, Play
 from onceflow.verify.result import CaseResult, Result
 from onceflow.verify.schedule import Fault
+from onceflow.verify.servers import Servers, given
 
 Event = dict[str, Any]
 
@@ -47,6 +49,7 @@ class Settings:
     recorded: str | None = None  # a log with its input
     guarantee: str = ""  # of the outputs of the built-in jobs
     mutant: str = ""  # a wrong protocol, for our tests
+    brokers: int = 1  # of the Kafka that is started here
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,12 @@ class Runner:
     """Runs all cases. What happens is told to `tell`, an event at a time."""
 
     def __init__(
-        self, settings: Settings, tell: Callable[[Event], None], drivers: Drivers | None = None
-    ) -> None:
-        """`drivers`: some that are there already, and stay."""
+        self, settings: Settings, tell: Callable[[Event], None], drivers: Drivers | None = None,
+        servers: Servers | None = None,
+    ) -> None:  # fmt: skip
+        """`drivers`, `servers`: some that are there already, and stay."""
         self.settings, self._show, self._drivers = settings, tell, drivers
+        self._servers = servers
         self._planned, self._cases = settings.faults, len(settings.cases)
         self._began = time.monotonic()
         self.result = Result(settings.seed, settings.command, settings.master, now())
@@ -75,8 +80,9 @@ class Runner:
         prepare(self.settings.folder, seed=self.settings.seed)
         kinds = self._possible(self.settings.kinds)
         try:
-            with self._started() as drivers:
-                self._run(list(self._plots(drivers)), kinds, drivers)
+            with self._served() as servers, self._started() as drivers:
+                plots = list(self._plots(drivers, servers))
+                self._run([plot for plot in plots if self._fits(plot, kinds)], kinds, drivers)
         except KeyboardInterrupt:
             self.result.interrupted = True
         self.result.seconds = self._seconds()
@@ -84,10 +90,9 @@ class Runner:
         return self.result
 
     def _run(self, plots: list[Plot], kinds: list[str], drivers: Drivers) -> None:
-        sinks = [tuple(target.kind for target in plot.case.targets) for plot in plots]
         faults = schedule.plan(
-            self.settings.seed, sinks, count=self.settings.faults, kinds=kinds,
-            at=self.settings.points,
+            self.settings.seed, [_sinks(plot) for plot in plots], count=self.settings.faults,
+            kinds=kinds, at=self.settings.points,
         )  # fmt: skip
         names = [f"{plot.case.name} to {plot.case.sinks}" for plot in plots]
         self._write_down(names, faults)
@@ -100,8 +105,13 @@ class Runner:
                    seed=self.settings.seed, left_out=self.result.left_out)  # fmt: skip
         for number in played:
             plot, mine = plots[number], [fault for fault in faults if fault.case == number]
-            small = any(fault.kind == "full-disk" for fault in mine)
-            with disk_of(plot.case.folder) if small else contextlib.nullcontext():
+            with contextlib.ExitStack() as stack:
+                if any(fault.kind == "full-disk" for fault in mine):
+                    stack.enter_context(disk_of(plot.case.folder))
+                if plot.case.servers is not None:
+                    lost = {fault.file for fault in mine if fault.kind == "lost-answer"}
+                    stack.enter_context(plot.case.servers.behind_proxies(lost))
+                    plot.case.environment.update(plot.case.servers.environment())
                 self._play(plot, mine, drivers)
         self.result.spark = drivers.spark
 
@@ -109,28 +119,54 @@ class Runner:
 
     def _possible(self, kinds: tuple[str, ...]) -> list[str]:
         """Those that this machine and this master can have; the rest is said."""
-        found = list(kinds)
+        found, unsaid = list(kinds), []
         for kind in kinds:
             why = ""
+            of = [server for server in schedule.SERVERS.get(kind, ()) if server in self._needed()]
             if kind in schedule.CLUSTER and self.settings.master != "cluster":
                 why = "only with --master cluster"
             elif kind in schedule.NEED_BUILT_IN and self.settings.job is not None:
                 why = "only in the built-in jobs, which have a place for it"
             elif kind == "full-disk" and not can_mount(self.settings.folder):
                 why = "a tmpfs cannot be mounted here (it needs root)"
+            elif kind in schedule.BREAK_SERVERS and any(map(given, of)):
+                named = ", ".join(filter(None, map(given, of)))
+                why = f"{named} names a server, which is not ours to break"
             if why:
                 found.remove(kind)
                 self.result.left_out.append(f"{kind}: {why}")
+            elif kind in schedule.SERVERS and not of:
+                found.remove(kind)
+                unsaid.append(f"{kind}: only with --sinks {','.join(schedule.SERVERS[kind])}")
         if not found:
-            raise JobError(
-                f"no fault is left: {'; '.join(self.result.left_out)}", hint="name others: --fault"
-            )
+            why = "; ".join([*self.result.left_out, *unsaid])
+            raise JobError(f"no fault is left: {why}", hint="name others: --fault")
         return found
+
+    def _needed(self) -> set[str]:
+        """The kinds of servers that the cases need."""
+        return {kind for job, sinks in self.settings.cases for kind in JOBS[job].servers(sinks)}
+
+    def _fits(self, plot: Plot, kinds: list[str]) -> bool:
+        fits = any(schedule.fits(kind, _sinks(plot)) for kind in kinds)
+        if not fits:
+            name = f"{plot.case.name} to {plot.case.sinks}"
+            self.result.left_out.append(f"{name}: it can have none of these faults")
+        return fits
 
     def _write_down(self, cases: list[str], faults: list[Fault]) -> None:
         listed = [fault.as_json() for fault in faults]
         said = {"seed": self.settings.seed, "cases": cases, "faults": listed}
         (self.settings.folder / "schedule.json").write_text(json.dumps(said, indent=1) + "\n")
+
+    @contextlib.contextmanager
+    def _served(self) -> Iterator[Servers | None]:
+        if self._servers is not None or not self._needed():
+            yield self._servers
+            return
+        brokers = self.settings.brokers
+        with Servers(self.settings.folder, self._needed(), brokers=brokers) as servers:
+            yield servers
 
     @contextlib.contextmanager
     def _started(self) -> Iterator[Drivers]:
@@ -144,17 +180,19 @@ class Runner:
                 from onceflow.verify.cluster import cluster
 
                 master, settings = stack.enter_context(cluster(self.settings.folder))
+            if any(JOBS[job].topic for job, _ in self.settings.cases):
+                settings = {**settings, **connector_settings()}
             drivers = Drivers(self.settings.folder, master, settings)
             stack.callback(drivers.close)
             yield drivers
 
     # -------------------------------------------------------------- one case
 
-    def _plots(self, drivers: Drivers) -> Iterator[Plot]:
+    def _plots(self, drivers: Drivers, servers: Servers | None) -> Iterator[Plot]:
         if self.settings.job is not None:
             yield self._own(self.settings.job, drivers)
         for number, (name, sinks) in enumerate(self.settings.cases):
-            yield self._built_in(number, name, sinks)
+            yield self._built_in(number, name, sinks, servers)
 
     def _own(self, spec: str, drivers: Drivers) -> Plot:
         from onceflow.verify.own import own_case, truth_of
@@ -169,23 +207,30 @@ class Runner:
         says = "two undisturbed runs over the same input, for the truth"
         return Plot(case, truth_of, says=says)
 
-    def _built_in(self, number: int, name: str, sinks: str) -> Plot:
+    def _built_in(self, number: int, name: str, sinks: str, servers: Servers | None) -> Plot:
         job = JOBS[name]
         folder = self.settings.folder / f"{number:02d}-{name}-{sinks}"
-        source = BuiltIn(self.settings.seed * 1000 + number)
+        if not job.servers(sinks):
+            servers = None
+        place = servers.new_place() if servers is not None else ""
+        topic = None
+        if job.topic and servers is not None and servers.kafka is not None:
+            topic = {"topic": f"{place}-in", "servers": servers.kafka.servers}
+        source = BuiltIn(self.settings.seed * 1000 + number, topic=topic)
         environment = {
             "ONCEFLOW_VERIFY_SINKS": sinks, "ONCEFLOW_MUTANT": self.settings.mutant,
-            "ONCEFLOW_VERIFY_GUARANTEE": self.settings.guarantee,
+            "ONCEFLOW_VERIFY_GUARANTEE": self.settings.guarantee, "ONCEFLOW_VERIFY_PLACE": place,
         }  # fmt: skip
         case = Case(
             job=f"{FILE}:{name}", name=name, sinks=sinks, folder=folder,
-            targets=job.targets(sinks, folder), source=source, queries=("result",),
-            logs=dict.fromkeys(job.sources, "in"), environment=environment,
+            targets=job.targets(sinks, folder, servers, place), source=source,
+            queries=("result",), logs=dict.fromkeys(job.sources, "in"), environment=environment,
+            servers=servers,
         )  # fmt: skip
 
         def truth(play: Play) -> dict[str, Truth]:
             assert play.feed is not None
-            return job.true(source.rows(play.feed.commits))
+            return job.true(source.rows(play.feed.commits), sinks)
 
         return Plot(case, truth, job.in_order)
 
@@ -259,7 +304,7 @@ class Runner:
         self._tell("progress", job=play.case.name, sinks=play.case.sinks,
                    faults=len(struck) + sum(s.hit for s in play.struck), of=self._planned,
                    rows_in=fed, rows_out=play.observer.published,
-                   lag=fed - play.rows_read(),
+                   lag=max(0, fed - play.rows_read()),
                    violations=len(self.result.violations) + len(play.violations)
                    + play.observer.violations)  # fmt: skip
 
@@ -268,6 +313,17 @@ class Runner:
 
     def _tell(self, event: str, **fields: Any) -> None:
         self._show({"event": event, "at_s": round(self._seconds(), 1), **fields})
+
+
+def _sinks(plot: Plot) -> tuple[str, ...]:
+    return tuple(target.kind for target in plot.case.targets)
+
+
+def connector_settings() -> dict[str, str]:
+    """Spark's Kafka connector for a new session, unless ONCEFLOW_JARS names it already."""
+    if connector.named_jars():
+        return {}
+    return {"spark.jars": ",".join(map(str, sorted(jars.fetch("connector").glob("*.jar"))))}
 
 
 def _thinned(samples: list[tuple[float, int]]) -> list[tuple[float, int]]:

@@ -24,15 +24,39 @@ KINDS = {
     "truncate": "a file of onceflow's loses its end; put back after the error",
     "flip": "a bit of a file of onceflow's is flipped; put back after the error",
     "full-disk": "home and targets have no space left for a while",
+    "kill-broker": "kill -9 of a Kafka broker, at a random time or while the driver publishes",
+    "freeze-broker": "a broker stands still for longer than a transaction may take",
+    "kill-postgres": "kill -9 of PostgreSQL, at a random time or while the driver publishes",
+    "lost-answer": "the server commits, and its answer gets lost",
+    "open-transaction": "somebody else's open transaction lies on the ledger, and the driver ends",
 }
-KILLS = ("kill-driver", "kill-jvm", "kill-worker", "kill-executor", "kill-point", "lost-commit")
+KILLS = (
+    "kill-driver", "kill-jvm", "kill-worker", "kill-executor", "kill-point", "lost-commit",
+    "kill-broker", "kill-postgres",
+)  # fmt: skip
 CLUSTER = ("kill-executor",)
+# kind -> the servers of which a case must have one
+SERVERS = {
+    "kill-broker": ("kafka",),
+    "freeze-broker": ("kafka",),
+    "kill-postgres": ("postgres",),
+    "lost-answer": ("kafka", "postgres"),
+    "open-transaction": ("kafka",),
+}
+BREAK_SERVERS = ("kill-broker", "freeze-broker", "kill-postgres", "lost-answer")
 NEED_BUILT_IN = ("fail-task", "slow-task")
 # Where a paused driver would hold a lock that its successor waits for.
 _NO_SLEEP = ("sqlite.begun", "sqlite.written")
-_VISITS = {"put": 8, "epoch": 3, "folder": 3, "sqlite": 2}
+_VISITS = {"put": 8, "epoch": 3, "folder": 3, "sqlite": 2, "kafka": 2, "postgres": 2}
 _DAMAGED = ("decision", "commit", "lineage")
 _LOST = ("commits", "offsets")  # the latter with the former
+# Where the driver stands when a server is broken; "": anywhere.
+_STANDS = {
+    "kill-broker": ("", "kafka.begun", "kafka.written", "kafka.committed-one"),
+    "freeze-broker": ("", "kafka.begun", "kafka.written"),
+    "kill-postgres": ("", "postgres.copied", "postgres.begun", "postgres.written"),
+}
+_TAKEN = "kafka.begun"  # the driver has read the ledger, and begins to publish
 # At which point of its successor's opening a zombie wakes up; or when epochs were decided since.
 _WAKINGS = ("open.led", "open.fenced", "open.ledgers-read", "open.published", "open.swept", "", "")
 
@@ -47,12 +71,14 @@ class Fault:
     point: str = ""  # where it strikes, if at a named fault point
     visit: int = 1
     after: float = 0.0  # seconds of work before it strikes, if at a random time
-    file: str = ""  # what is damaged, or which of Spark's files are deleted
+    file: str = ""  # what is damaged, which of Spark's files are deleted, or whose answer is lost
     wakes: str = ""  # the point of the successor's opening at which a zombie wakes up
+    back: bool = False  # the server is back before the driver goes on from the point
 
     @property
     def what(self) -> str:
         wakes = f", wakes up at {self.wakes}" if self.wakes else ""
+        wakes += ", back before it goes on" if self.back else ""
         if self.point:
             return f"{self.kind} at {self.point}{wakes}"
         return f"{self.kind}: {self.file}" if self.file else self.kind
@@ -69,7 +95,19 @@ def points(sinks: Iterable[str], *, asleep: bool = False) -> list[str]:
     found = [*faults.OPENING, *faults.EPOCH, *faults.PUT, *faults.ROLL_UP]
     found += faults.FOLDER if kinds & {"files", "log"} else ()
     found += faults.SQLITE if "sqlite" in kinds else ()
-    return [p for p in found if not asleep or (p not in _NO_SLEEP and not p.startswith("open."))]
+    found += faults.KAFKA if "kafka" in kinds else ()
+    found += faults.POSTGRES if "postgres" in kinds else ()
+    return [p for p in found if not asleep or (p not in _NO_SLEEP and not opens(p))]
+
+
+def opens(point: str) -> bool:
+    """Is it reached by a driver that opens, and not again?"""
+    return point.startswith("open.") or point == "kafka.fenced-one"
+
+
+def fits(kind: str, sinks: Iterable[str]) -> bool:
+    """Can a case with such sinks have this fault?"""
+    return kind not in SERVERS or bool({*SERVERS[kind]} & {*sinks})
 
 
 def plan(
@@ -80,29 +118,37 @@ def plan(
     kinds: Iterable[str],
     at: Iterable[str] = (),
 ) -> list[Fault]:
-    """`cases`: the kinds of sinks of each. Every other fault is a kill, as far as `kinds` allow;
-    kinds and points come in turn, shuffled, so that all of them come as early as they can."""
+    """`cases`: the kinds of sinks of each; some kind of fault fits each of them. Every other fault
+    is a kill, as far as `kinds` allow; kinds and points come in turn, shuffled, so that all of
+    them come as early as they can."""
     rng = random.Random(f"{seed}/schedule")
     wanted = list(dict.fromkeys(kinds))
     kills = [kind for kind in wanted if kind in KILLS]
     others = [kind for kind in wanted if kind not in KILLS]
     # Most ways to kill are at a point: there are many.
-    decks = [
-        _deck(rng, kills + ["kill-point"] * ("kill-point" in kills) * 2 or others),
-        _deck(rng, others + ["raise-point"] * ("raise-point" in others) * 3 or kills),
+    cards = [
+        kills + ["kill-point"] * ("kill-point" in kills) * 2 or others,
+        others + ["raise-point"] * ("raise-point" in others) * 3 or kills,
     ]
+    decks = [_deck(rng, mine) for mine in cards]
+    servers = {sink for sinks in cases for sink in sinks} & {"kafka", "postgres"}
     spots: dict[tuple[str, bool], Iterator[str]] = {}
     found = []
     for number in range(count):
         case = number * len(cases) // count
-        kind = next(decks[number % 2])
-        point, visit, file, wakes = "", 1, "", ""
+        sinks, turn = cases[case], number % 2
+        if not any(fits(kind, sinks) for kind in cards[turn]):
+            turn = 1 - turn
+        if not any(fits(kind, sinks) for kind in cards[turn]):
+            raise ValueError(f"none of {wanted} can strike a case with {sinks}")
+        kind = next(kind for kind in decks[turn] if fits(kind, sinks))
+        point, visit, file, wakes, back = "", 1, "", "", False
         if kind in ("kill-point", "raise-point", "zombie"):
             asleep = kind == "zombie"
-            reached = points(cases[case], asleep=asleep)
+            reached = points(sinks, asleep=asleep)
             chosen = [p for p in reached if p in set(at)] or reached
             deck = spots.setdefault(
-                (kind, asleep), _deck(rng, points(("files", "sqlite"), asleep=asleep))
+                (kind, asleep), _deck(rng, points(("files", "sqlite", *servers), asleep=asleep))
             )
             point = next(p for p in deck if p in chosen)
             visit = rng.randint(1, _VISITS.get(point.partition(".")[0], 1))
@@ -111,8 +157,15 @@ def plan(
             file = rng.choice(_DAMAGED)
         elif kind == "lost-commit":
             file = rng.choice(_LOST)
+        elif kind in _STANDS:
+            point = rng.choice([p for p in _STANDS[kind] if p in set(at)] or _STANDS[kind])
+            back = point != "" and rng.random() < 0.5
+        elif kind == "open-transaction":
+            point = _TAKEN
+        elif kind == "lost-answer":
+            file = rng.choice([server for server in SERVERS[kind] if server in sinks])
         after = round(rng.uniform(0.0, 1.5), 3)
-        found.append(Fault(number, case, kind, point, visit, after, file, wakes))
+        found.append(Fault(number, case, kind, point, visit, after, file, wakes, back))
     return found
 
 

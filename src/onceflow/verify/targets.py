@@ -31,16 +31,29 @@ class Target:
     """Where an output of a job goes, and what its rows mean."""
 
     output: str  # query/output
-    kind: str  # files | sqlite | log
-    path: str
-    table: str = ""
+    kind: str  # files | sqlite | log | kafka | postgres
+    path: str = field(repr=False)  # or servers, or a connection string, which may hold a password
+    table: str = ""  # or a topic, or schema.table
     key: tuple[str, ...] = ()
     mode: str = "append"
 
     @property
     def upserted(self) -> bool:
-        """Rows of a key replace each other; in a log the last one counts."""
-        return bool(self.key) and (self.kind == "sqlite" or self.mode == "update")
+        """Rows of a key replace each other; in a log or topic the last one counts."""
+        return bool(self.key) and (self.is_table or self.mode == "update")
+
+    @property
+    def is_folder(self) -> bool:
+        """With commits, as `Files` and `Log` write them."""
+        return self.kind in ("files", "log")
+
+    @property
+    def is_table(self) -> bool:
+        return self.kind in ("sqlite", "postgres")
+
+    @property
+    def is_server(self) -> bool:
+        return self.kind in ("kafka", "postgres")
 
 
 @dataclass
@@ -63,10 +76,18 @@ class Corrupt(Exception):
     """A file does not hold what its commit says, or cannot be read at all."""
 
 
+class Away(Exception):
+    """A server does not answer: nothing was seen, which is no fault of what it holds."""
+
+
 def read(target: Target, job: str, known: dict[str, Any] | None = None) -> Published:
-    """`known` keeps what was read of files, which never change, from one call to the next."""
+    """`known` keeps what was read and never changes from one call to the next."""
     if target.kind == "sqlite":
         return _read_table(target, job)
+    if target.is_server:
+        from onceflow.verify.server_targets import read_server
+
+        return read_server(target, job, known)
     return _read_folder(Path(target.path), f"{job}/{target.output}", {} if known is None else known)
 
 
@@ -187,13 +208,14 @@ def _read_table(target: Target, job: str) -> Published:
                 said = db.execute(asked, (f"{job}/{target.output}",)).fetchone()
                 found.ledger = said[0] if said else None
             if target.table in have:
-                _fill(found, db.execute(f'SELECT * FROM "{target.table}"'))
+                fill(found, db.execute(f'SELECT * FROM "{target.table}"'))
             return found
     except sqlite3.DatabaseError as error:
         raise Corrupt(f"{path}: {error}") from error
 
 
-def _fill(found: Published, cursor: sqlite3.Cursor) -> None:
+def fill(found: Published, cursor: Any) -> None:
+    """The rows of a query, without the columns that tell where they come from."""
     names = [column[0] for column in cursor.description]
     kept = [i for i, name in enumerate(names) if name not in _TAGS]
     epoch = names.index("_epoch") if "_epoch" in names else None
@@ -216,6 +238,14 @@ class Decided:
     watermark: int  # of the next epoch, milliseconds
     stateful: bool
     rows: dict[str, int]  # output -> rows
+
+    def read_to(self, source: str) -> list[int]:
+        """How far a source was read: the next offset of each partition."""
+        end = self.end[source]
+        if "next" in end:
+            return list(end["next"])
+        ((_, topic),) = end.items()  # of Spark's connector: topic -> partition -> next offset
+        return [topic[str(partition)] for partition in range(len(topic))]
 
 
 def decisions(query: Path) -> list[Decided]:

@@ -1,0 +1,60 @@
+"""The few faults that reveal each wrong protocol of `onceflow.verify.mutants`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from onceflow.verify.runner import Settings
+
+
+@dataclass(frozen=True)
+class Bait:
+    """The seed lets a zombie wake up, or a server come back, at the right moment."""
+
+    found: str  # what is found, or several of which the moment decides; "": chance decides
+    kind: str
+    point: str = ""
+    job: str = "echo"
+    sinks: str = "files"
+    faults: int = 1
+    seed: int = 1
+
+    def settings(self, folder: Path, mutant: str) -> Settings:
+        return Settings(
+            folder=folder, seed=self.seed, faults=self.faults, kinds=(self.kind,),
+            points=(self.point,) if self.point else (), cases=((self.job, self.sinks),),
+            mutant=mutant,
+        )  # fmt: skip
+
+    def caught(self, kinds: set[str]) -> bool:
+        """Is what was found what the mutant does?"""
+        return not self.found or bool(kinds & set(self.found.split(" or ")))
+
+
+BAITS = {
+    "publish-before-deciding": Bait("stuck", "raise-point", "folder.committed"),
+    "skip-the-ledger": Bait("duplicated", "raise-point", "epoch.output-published"),
+    "ledger-in-another-transaction": Bait(
+        "duplicated", "raise-point", "sqlite.written", sinks="sqlite"
+    ),
+    "drop-a-partition": Bait("lost", "raise-point", "epoch.staged"),
+    "sweep-a-decided-file": Bait("stuck", "raise-point", "epoch.decided", sinks="sqlite"),
+    "evaluate-again": Bait("", "raise-point", "epoch.decided", "dice", "sqlite"),
+    "decision-without-offsets": Bait("lost or stuck", "lost-commit"),
+    "prune-without-a-roll-up": Bait("stuck", "raise-point", "epoch.swept", faults=3),
+    "ignore-the-term": Bait("torn or stuck", "zombie", "epoch.hardened", seed=2),  # late
+    "no-fence-entry": Bait("stuck", "zombie", "epoch.hardened", seed=6),  # at open.swept
+    "sweep-before-fencing": Bait("stuck", "zombie", "epoch.hardened", seed=24),  # at open.led
+}
+SERVER_BAITS = {
+    "ledger-to-the-last-stable-offset": Bait("duplicated", "open-transaction", sinks="kafka"),
+    "slots-changed-between-decision-and-publish": Bait(
+        "duplicated or lost", "raise-point", "kafka.committed-one", sinks="kafka", seed=2
+    ),
+    "copy-trusted-after-a-server-crash": Bait(
+        "lost", "kill-postgres", "postgres.copied", sinks="postgres"
+    ),
+}
+# Who finds it out instead: the contract of sinks, in tests/services/test_ledger_mutant.py.
+ELSEWHERE = {"ledger-compared-by-number-only"}
