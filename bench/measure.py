@@ -7,11 +7,13 @@ beside wall time.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +22,17 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 def cpu_seconds() -> float:
     """Of this process and all that it started, also of those that ended."""
+    parents, times = _processes()
+    total, left = 0, [os.getpid()]
+    while left:
+        pid = left.pop()
+        total += times.get(pid, 0)
+        left += parents.get(pid, [])
+    return total / _TICKS
+
+
+def _processes() -> tuple[dict[int, list[int]], dict[int, int]]:
+    """Which processes each has started, and the ticks that each took with those that ended."""
     parents: dict[int, list[int]] = {}
     times: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
@@ -30,12 +43,50 @@ def cpu_seconds() -> float:
                 continue
             parents.setdefault(int(fields[1]), []).append(int(entry.name))
             times[int(entry.name)] = sum(map(int, fields[11:15]))
-    total, left = 0, [os.getpid()]
+    return parents, times
+
+
+@contextlib.contextmanager
+def peak_memory() -> Iterator[dict[str, float]]:
+    """The most MB of memory that were resident, looked at all the time: of this process, and of
+    the largest of Spark's Python workers. Filled at the end."""
+    found = {"driver": 0.0, "worker": 0.0}
+    done = threading.Event()
+
+    def look() -> None:
+        while True:
+            workers = [resident(pid) for pid in _workers()]
+            found["driver"] = max(found["driver"], resident(os.getpid()))
+            found["worker"] = max(found["worker"], *workers, 0.0)
+            if done.wait(0.01):
+                return
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        looking.join()
+
+
+def resident(pid: int) -> float:
+    """MB; 0 for a process that has ended."""
+    with contextlib.suppress(OSError):
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+    return 0.0
+
+
+def _workers() -> list[int]:
+    found, left, parents = [], [os.getpid()], _processes()[0]
     while left:
         pid = left.pop()
-        total += times.get(pid, 0)
         left += parents.get(pid, [])
-    return total / _TICKS
+        with contextlib.suppress(OSError):
+            if b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
 
 
 @dataclass
@@ -60,8 +111,15 @@ def spread(values: list[float], unit: str = "s") -> str:
     return f"{middle:.3f} {unit} ({low:.3f} to {high:.3f})"
 
 
-def alternate(sides: Mapping[str, Callable[[], object]], turns: int) -> dict[str, Side]:
-    """Each side once to warm up, then `turns` times each, taking turns."""
+def alternate(
+    sides: Mapping[str, Callable[[], object]],
+    turns: int,
+    after: Callable[[], object] = lambda: None,
+) -> dict[str, Side]:
+    """Each side once to warm up, then `turns` times each, taking turns.
+
+    `after`: what follows each side's turn and is not measured, such as counting what it wrote.
+    """
     found = {name: Side(name) for name in sides}
     for turn in range(turns + 1):
         for name, work in sides.items():
@@ -74,6 +132,7 @@ def alternate(sides: Mapping[str, Callable[[], object]], turns: int) -> dict[str
                 if isinstance(said, float):
                     found[name].said.append(said)
             progress(f"turn {turn} of {turns}, {name}: {wall:.2f} s, cpu {cpu:.2f} s")
+            after()
     return found
 
 
