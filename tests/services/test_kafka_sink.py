@@ -101,7 +101,12 @@ class Place:
 
     def producer(self, name: str, **settings: Any) -> Any:
         producer = Producer(
-            {"bootstrap.servers": self.servers, "transactional.id": name, **settings}
+            {
+                "bootstrap.servers": self.servers,
+                "transactional.id": name,
+                "log_level": 0,
+                **settings,
+            }
         )
         producer.init_transactions(30)
         return producer

@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (
     AclBinding,
     AclOperation,
@@ -137,8 +137,15 @@ class World:
         """Partition -> offset, as a lag tool sees it."""
         with contextlib.closing(Consumer({**self.client, "group.id": group})) as consumer:
             places = [TopicPartition(self.topic, partition) for partition in (0, 1)]
-            found = consumer.committed(places, timeout=60)
-            return {place.partition: place.offset for place in found if place.offset >= 0}
+            for _ in range(600):
+                try:
+                    found = consumer.committed(places, timeout=60)
+                    return {place.partition: place.offset for place in found if place.offset >= 0}
+                except KafkaException as error:  # the group's coordinator is being loaded
+                    if error.args[0].code() != KafkaError.NOT_COORDINATOR:
+                        raise
+                time.sleep(0.1)
+            raise TimeoutError(f"group {group} has no coordinator")
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ _numbers = itertools.count()
 def topic(kafka: Kafka) -> Target:
     """With a ledger of two slots."""
     name = f"reading-{next(_numbers)}"
-    admin = AdminClient({"bootstrap.servers": kafka.servers})
+    admin = AdminClient({"bootstrap.servers": kafka.servers, "log_level": 0})
     for made in admin.create_topics([NewTopic(name, 2), NewTopic(name + LEDGER, 2)]).values():
         made.result(30)
     return Target("result/result", "kafka", kafka.servers, name)
@@ -36,7 +36,9 @@ def topic(kafka: Kafka) -> Target:
 @contextmanager
 def transaction(target: Target, *, ends: str = "commit") -> Iterator[Any]:
     name = f"{target.table}-{next(_numbers)}"
-    producer = Producer({"bootstrap.servers": target.path, "transactional.id": name})
+    producer = Producer(
+        {"bootstrap.servers": target.path, "transactional.id": name, "log_level": 0}
+    )
     producer.init_transactions(30)
     producer.begin_transaction()
     yield producer

@@ -23,7 +23,7 @@ class Message:
 
 @cache
 def admin(servers: str) -> Any:
-    return AdminClient({"bootstrap.servers": servers})
+    return AdminClient({"bootstrap.servers": servers, "log_level": 0})
 
 
 def make_topic(servers: str, name: str, partitions: int = 1, **config: str) -> str:

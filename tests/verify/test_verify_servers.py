@@ -43,6 +43,7 @@ def run(settings: Settings, drivers: Drivers, servers: Servers) -> Result:
     return result
 
 
+@pytest.mark.slow
 def test_servers_are_broken_twelve_times_and_every_row_is_there_once(
     tmp_path: Path, drivers: Drivers, servers: Servers
 ) -> None:

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from onceflow import spark_inside
 from onceflow.errors import DiskFull, JobError, SetupError
 from onceflow.handle import Handle, start
 from onceflow.home import JobFolder
@@ -120,7 +121,7 @@ def _run(options: argparse.Namespace, tell: Tell, stop: Stop, life: _Life) -> No
     find_by_workers(file)
     life.log = (home / job.name if job is not None else home) / "spark.log"
     spark = get_session(options.master, log=life.log)
-    life.jvm = find_jvm()
+    life.jvm = spark_inside.jvm_process()
     spark.conf.set(*REPORTS_KEPT)
     job = job or load(options.job)
     send_to_workers(file)
@@ -262,16 +263,6 @@ def keep_libraries_quiet() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     # py4j also logs to the root logger
     logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
-
-
-def find_jvm() -> int | None:
-    """The child of this process that is a JVM; None where there is no /proc to look into."""
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            name, _, rest = path.read_text().partition("(")[2].rpartition(")")
-            if name == "java" and int(rest.split()[1]) == os.getpid():
-                return int(path.parent.name)
-    return None
 
 
 def killed_with_parent() -> None:

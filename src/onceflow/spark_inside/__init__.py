@@ -26,6 +26,7 @@ from onceflow.spark_inside.query import (
     RunningQuery,
     end_jvm,
     is_classic,
+    jvm_process,
     keep_quiet,
     register_data_source,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "check_version",
     "end_jvm",
     "is_classic",
+    "jvm_process",
     "keep_quiet",
     "offset_after",
     "parse_offsets",

@@ -227,6 +227,14 @@ def end_jvm(spark: Any, seconds: float) -> None:
     gateway.proc.wait(timeout=seconds)
 
 
+def jvm_process() -> int | None:
+    """The process of the JVM that PySpark started; None if it uses one that was there."""
+    from pyspark import SparkContext
+
+    process = getattr(SparkContext._gateway, "proc", None)
+    return None if process is None else int(process.pid)
+
+
 def keep_quiet(spark: Any) -> None:
     """setLogLevel raises every logger; those that onceflow reports itself go back to silence."""
     spark.sparkContext.setLogLevel("ERROR")

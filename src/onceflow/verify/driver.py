@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from onceflow import spark_inside
 from onceflow.errors import JobError
 from onceflow.flow import Flow
 from onceflow.job import load
@@ -30,7 +31,6 @@ from onceflow.runtime.complaint import complaint
 from onceflow.runtime.driver import (
     Stop,
     Teller,
-    find_jvm,
     keep_libraries_quiet,
     killed_with_parent,
     live,
@@ -54,7 +54,7 @@ def main() -> None:
     keep_libraries_quiet()
     tell, orders = Teller(options.events), _Orders()
     spark = get_session(options.master, options.settings, log=options.log)
-    jvm, conf = find_jvm(), spark.sparkContext.getConf()
+    jvm, conf = spark_inside.jvm_process(), spark.sparkContext.getConf()
     address = f"{conf.get('spark.driver.host')}:{conf.get('spark.driver.port')}"
     tell("ready", jvm=jvm, address=address, spark=spark.version)
     while True:

@@ -103,7 +103,7 @@ class Servers:
         if self.kafka is not None and given("kafka"):
             from confluent_kafka.admin import AdminClient
 
-            admin = AdminClient({"bootstrap.servers": self.kafka.servers})
+            admin = AdminClient({"bootstrap.servers": self.kafka.servers, "log_level": 0})
             listed = admin.list_topics(timeout=10).topics
             mine = [name for name in listed if name.startswith(tuple(self.places))]
             for deleted in admin.delete_topics(mine).values() if mine else ():
