@@ -16,8 +16,8 @@ from topics import message_rows, topic_exists
 from onceflow.sinks import Kafka, Sink
 from onceflow.testing import SinkContract
 
-# Beside other tests one of these still fails now and then, and why is not known for each: they run
-# with --all until it is.
+# Each of the last runs but one had found something in these; they run with --all until some runs in
+# a row have found nothing.
 pytestmark = pytest.mark.slow
 
 _FORMS: dict[str, Any] = {

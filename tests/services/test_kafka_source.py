@@ -40,8 +40,8 @@ from onceflow.spark_inside import keep_quiet
 from onceflow.testing import faults
 from onceflow.testing.servers import Kafka as Servers
 
-# Beside other tests one of these still fails now and then, and why is not known for each: they run
-# with --all until it is.
+# Each of the last runs but one had found something in these; they run with --all until some runs in
+# a row have found nothing.
 pytestmark = pytest.mark.slow
 
 ORDERS = "id long, item string"
