@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from onceflow.testing.servers import Kafka
 from onceflow.verify.play import Play, Struck
 from onceflow.verify.reaching import REACH_WITHIN, at_work, disarm, epoch, stand_still
 from onceflow.verify.schedule import Fault
@@ -60,10 +61,15 @@ def _break(
         play.mended(struck)
 
 
-def _kill_broker(play: Play, fault: Fault, struck: Struck) -> None:
+def _broker(play: Play, fault: Fault) -> tuple[Kafka, int]:
+    """The brokers come in turn."""
     servers = _servers(play)
-    kafka, i = servers.kafka, fault.number % servers.brokers
-    assert kafka is not None
+    assert servers.kafka is not None
+    return servers.kafka, fault.number % servers.brokers
+
+
+def _kill_broker(play: Play, fault: Fault, struck: Struck) -> None:
+    kafka, i = _broker(play, fault)
     _break(
         play, fault, struck, what=f"broker {i}",
         down=lambda: kafka.kill(i), up=lambda: kafka.start(i),
@@ -71,9 +77,7 @@ def _kill_broker(play: Play, fault: Fault, struck: Struck) -> None:
 
 
 def _freeze_broker(play: Play, fault: Fault, struck: Struck) -> None:
-    servers = _servers(play)
-    kafka, i = servers.kafka, fault.number % servers.brokers
-    assert kafka is not None
+    kafka, i = _broker(play, fault)
     _break(
         play, fault, struck, what=f"broker {i} for {_FROZEN:.0f} s",
         down=lambda: kafka.freeze(i), up=lambda: kafka.thaw(i), away=_FROZEN,
