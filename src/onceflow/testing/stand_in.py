@@ -137,10 +137,12 @@ class StandIn:
             parts.setdefault(folder, []).append(row)
         for folder, part in parts.items():
             folder.mkdir(parents=True, exist_ok=True)
-            for half in (part[: len(part) // 2], part[len(part) // 2 :]):
+            for number, half in enumerate((part[: len(part) // 2], part[len(part) // 2 :])):
                 if half:
                     table = pa.Table.from_pylist(half, arrow_schema(self.schema))
-                    pq.write_table(table, folder / f"part-{uuid.uuid4()}.parquet")
+                    # As Spark names them: the order of the names is the order of the rows.
+                    name = f"part-{number:05}-{uuid.uuid4()}.parquet"
+                    pq.write_table(table, folder / name)
 
     def _read(self, root: Path) -> Any:
         if self.session is None:
