@@ -16,10 +16,6 @@ from topics import message_rows, topic_exists
 from onceflow.sinks import Kafka, Sink
 from onceflow.testing import SinkContract
 
-# Each of the last runs but one had found something in these; they run with --all until some runs in
-# a row have found nothing.
-pytestmark = pytest.mark.slow
-
 _FORMS: dict[str, Any] = {
     "amount": lambda text: Decimal(str(text)),
     "day": date.fromisoformat,

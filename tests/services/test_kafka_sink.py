@@ -60,10 +60,6 @@ from onceflow.testing.servers import Kafka as Broker
 from onceflow.testing.servers import end_txn
 from onceflow.testing.stand_in import LINEAGE, OUTPUT, StandIn
 
-# Each of the last runs but one had found something in these; they run with --all until some runs in
-# a row have found nothing.
-pytestmark = pytest.mark.slow
-
 SCHEMA = parse_schema("id long, name string")
 
 

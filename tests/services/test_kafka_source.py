@@ -40,10 +40,6 @@ from onceflow.spark_inside import keep_quiet
 from onceflow.testing import faults
 from onceflow.testing.servers import Kafka as Servers
 
-# Each of the last runs but one had found something in these; they run with --all until some runs in
-# a row have found nothing.
-pytestmark = pytest.mark.slow
-
 ORDERS = "id long, item string"
 Declare = Callable[[Flow], None]
 
@@ -68,6 +64,7 @@ class World:
         name = topic or self.topic
         for future in self.admin.create_topics([NewTopic(name, partitions)]).values():
             future.result()
+        wait_for(lambda: name in self.admin.list_topics(timeout=10).topics)
         return name
 
     def delete(self, topic: str = "") -> None:
@@ -547,7 +544,7 @@ def test_a_job_outlives_its_broker(world: World, kafka: Any) -> None:
     world.create()
     world.put(orders(0, 10))
     source = world.source(
-        value=ORDERS, settings={"request.timeout.ms": "3000", "default.api.timeout.ms": "3000"}
+        value=ORDERS, settings={"request.timeout.ms": "1500", "default.api.timeout.ms": "1500"}
     )
     handle = world.start(world.copy(source))
     wait_for(lambda: world.ids() == list(range(10)))

@@ -50,7 +50,7 @@ BAITS = {
 SERVER_BAITS = {
     "ledger-to-the-last-stable-offset": Bait("duplicated", "open-transaction", sinks="kafka"),
     "slots-changed-between-decision-and-publish": Bait(
-        "duplicated or lost", "raise-point", "kafka.committed-one", sinks="kafka", seed=2
+        "duplicated or lost", "raise-point", "kafka.committed-one", sinks="kafka", faults=4
     ),
     "copy-trusted-after-a-server-crash": Bait(
         "lost", "kill-postgres", "postgres.copied", sinks="postgres"

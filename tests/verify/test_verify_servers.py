@@ -18,9 +18,7 @@ from onceflow.verify.runner import Runner, Settings, connector_settings
 from onceflow.verify.server_targets import LEDGER
 from onceflow.verify.servers import Servers
 
-# With --all for now: once the job was stuck after a frozen broker, and once the mutant of the slots
-# was not found out; why is not known yet.
-pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.kill, pytest.mark.timeout(1800)]
 KINDS = (*schedule.SERVERS, "kill-point", "zombie")
 
 

@@ -90,7 +90,8 @@ class Cluster:
 
     def client(self, **settings: Any) -> dict[str, Any]:
         resolved = {name: _resolve(name, value) for name, value in self.settings.items()}
-        return {**resolved, "bootstrap.servers": self.servers, "logger": _logger, **settings}
+        ours = {"bootstrap.servers": self.servers, "logger": _logger, "error_cb": _heard}
+        return {**resolved, **ours, **settings}
 
     def producer(self, **settings: Any) -> Any:
         return self._make("Producer", self.client(**{**_PRODUCER, **self.settings, **settings}))
@@ -228,6 +229,12 @@ class Cluster:
         if code in (known.INVALID_REPLICATION_FACTOR, known.POLICY_VIOLATION):
             return TargetError(at, hint="create the topic yourself, as your cluster wants it")
         return PublishFailed(at, hint="see that the brokers can be reached; it is tried again")
+
+
+def _heard(error: Any) -> None:
+    """The call that meets an error raises it. Without this the client would raise a fatal one out
+    of whatever call comes next, also out of one that says that it went well: a SystemError."""
+    _logger.debug("Kafka's client: %s", error)
 
 
 def _resolve(name: str, value: Any) -> Any:

@@ -215,7 +215,8 @@ class _Reader:
                 f"ledger {self._ledger}: an open transaction of somebody else hides what is behind "
                 f"it in partition {', '.join(map(str, sorted(left)))}, or the broker is away",
                 hint="it ends by its transaction timeout; kafka-transactions.sh find-hanging and "
-                "abort end it at once",
+                "abort end it at once. If nobody else writes there: brokers 4.3.0 and 4.3.1 may "
+                "lose the end of a transaction, see docs/kafka.md before you abort it",
             )
         return found
 
