@@ -48,11 +48,11 @@ from onceflow.explain import explain
 from onceflow.home import Query, now
 from onceflow.identity import refuse_foreign_ledger, refuse_other_checkpoint
 from onceflow.ledger import Committable, Guarantee, Ledger, Position, Publication
-from onceflow.log.readers import hold_offsets
 from onceflow.runtime.lease import Lease, host_name
 from onceflow.schema import columns, plain_schema, refuse_difference
 from onceflow.sinks.base import Sink
 from onceflow.sources.base import Source
+from onceflow.sources.standing import Standing
 from onceflow.spark_inside import (
     COMPACT_INTERVAL,
     Checkpoint,
@@ -113,6 +113,7 @@ class Epochs:
         self.failure: BaseException | None = None
         self._ledgers: dict[str, Ledger] = {}
         self._hardened: set[Path] = set()
+        self._standing = Standing(declared.sources, query)
         self._stager = Stager(declared.outputs, declared.by, self.schema)
         self._running: RunningQuery | None = None
         self._busy = threading.Lock()
@@ -158,7 +159,7 @@ class Epochs:
             sink.settled(self._id(name))
         self._reach("open.swept")
 
-        self._check_sources()
+        self._standing.check(self._last_end)
 
         # 5. no-data
         self.opened_at = self.log.last.epoch if self.log.last else None
@@ -232,7 +233,7 @@ class Epochs:
         decisions, last = self.log.decisions, self.log.last
         self.checkpoint.set_sources(
             [decision.sources for decision in decisions],
-            last.end if last else {},
+            self._last_end,
             int(self.declared.df.sparkSession.conf.get(COMPACT_INTERVAL, "10")),
             self.log.check,
         )
@@ -276,27 +277,14 @@ class Epochs:
 
     def reason(self, error: BaseException) -> BaseException:
         """A driver that was replaced fails in many ways; what it must hear is `Fenced`."""
+        failure = explain(error)
         with contextlib.suppress(OnceflowError, OSError):
-            return self.log.successor() or self._precisely(explain(error))
-        return explain(error)
-
-    def _precisely(self, failure: BaseException) -> BaseException:
-        """A task misses rows; their source can say which are gone."""
-        if isinstance(failure, OutOfRange):
-            try:
-                self._check_sources()
-            except OutOfRange as exact:
-                return exact
+            successor = self.log.successor()
+            if successor is not None:
+                return successor
+            if isinstance(failure, OutOfRange):
+                return self._standing.which_are_gone(self._last_end, failure)
         return failure
-
-    def _check_sources(self) -> None:
-        for source, offset in self._standing(self.log.last.end if self.log.last else {}):
-            source.check(offset)
-
-    def _standing(self, end: Mapping[str, Any]) -> list[tuple[Source, Any]]:
-        """The sources that this query reads, as far as we know them, each with its offset."""
-        known = self.declared.sources
-        return [(known[name], offset) for name, offset in end.items() if name in known]
 
     def _run(self, batch: Any, epoch: int) -> None:
         failure = self.sweep_failure()
@@ -339,11 +327,10 @@ class Epochs:
         """Housekeeping; the next epoch waits for it. Bounded: see `keep_epochs` and `tidy`."""
         shutil.rmtree(folder, ignore_errors=True)
         if self.log.roll_up(keep=self.declared.keep_epochs, slack=self.declared.keep_epochs):
-            self._hold_sources(end)
+            self._standing.hold(end, self._first_start)
         for _, sink in self._outputs:
             sink.tidy()
-        for source, offset in self._standing(end):
-            source.published(self._id(), offset)
+        self._standing.published(end)
         self._reach("epoch.swept")
 
     def _check(self, epoch: int) -> tuple[RunningQuery, Plan, str, SourceEntries]:
@@ -351,7 +338,7 @@ class Epochs:
         first = self._running is None
         if self._running is None:
             self._running = RunningQuery(self.declared.df.sparkSession, self.query.spark_id)
-        plan, last = self._running.plan(), self.log.last
+        plan = self._running.plan()
         if first:
             self._running.refuse_shuffle_behind_state()
         offsets = self.checkpoint.offsets(epoch)
@@ -363,7 +350,7 @@ class Epochs:
             problem = f"{where} is missing"
         elif parse_offsets(offsets, where)[1] != plan.end:
             problem = f"{where} does not say what Spark planned: another driver wrote it"
-        elif plan.start != (last.end if last else {}):
+        elif plan.start != self._last_end:
             problem = "Spark's plan does not begin where the last decision ends"
         elif offset_after(plan.start, plan.end):
             problem = "Spark's plan ends before it begins"
@@ -373,15 +360,8 @@ class Epochs:
         if problem or offsets is None:
             raise PlanChanged(f"{self._id()}: {problem}", hint="the query is opened again")
         if first:
-            self._hold_sources(plan.end)
+            self._standing.hold(plan.end, self._first_start)
         return self._running, plan, offsets, entries
-
-    def _hold_sources(self, end: Mapping[str, Any]) -> None:
-        """Tell the logs that are read which rows this query may still go back to."""
-        decisions = self.log.decisions
-        oldest = decisions[0].start if decisions else {}
-        query, home = self.query, str(self.query.home)
-        hold_offsets(end, oldest, query=self._id(), lineage=query.lineage, home=home, at=now())
 
     def _decision(
         self,
@@ -450,8 +430,7 @@ class Epochs:
             return error
 
     def settle(self) -> None:
-        for source, _ in self._standing(self.log.last.end if self.log.last else {}):
-            source.settle()
+        self._standing.settle(self._last_end)
 
     def stop_after_epoch(self, timeout: float | None = None) -> bool:
         """No epoch begins from now on. True when none is running any more."""
@@ -474,6 +453,16 @@ class Epochs:
     @property
     def _last_epoch(self) -> int:
         return self.log.last.epoch if self.log.last is not None else -1
+
+    @property
+    def _last_end(self) -> dict[str, Any]:
+        """Where the last decision ends: source -> offset."""
+        return self.log.last.end if self.log.last is not None else {}
+
+    @property
+    def _first_start(self) -> Mapping[str, Any]:
+        """Where the oldest decision that is kept begins."""
+        return self.log.decisions[0].start if self.log.decisions else {}
 
     def _id(self, output: str | None = None) -> str:
         parts = (self.query.job, self.query.name, output)

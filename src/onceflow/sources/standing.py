@@ -1,0 +1,56 @@
+"""Where a query stands in its sources, and who is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from onceflow.errors import OutOfRange
+from onceflow.home import Query, now
+from onceflow.log.readers import hold_offsets
+from onceflow.sources.base import Source
+
+
+class Standing:
+    """The sources of one query, as far as the job knows them.
+
+    `end` is always what a decision says: source -> offset.
+    """
+
+    def __init__(self, sources: Mapping[str, Source], query: Query) -> None:
+        self._sources = sources
+        self._query = query
+        self._name = f"{query.job}/{query.name}"
+
+    def check(self, end: Mapping[str, Any]) -> None:
+        """Refuse to go on from there if rows behind it are gone."""
+        for source, offset in self._known(end):
+            source.check(offset)
+
+    def which_are_gone(self, end: Mapping[str, Any], failure: OutOfRange) -> OutOfRange:
+        """A task misses rows; their source can say which."""
+        try:
+            self.check(end)
+        except OutOfRange as exact:
+            return exact
+        return failure
+
+    def hold(self, end: Mapping[str, Any], oldest: Mapping[str, Any]) -> None:
+        """Tell the logs that are read which rows this query may still go back to."""
+        query = self._query
+        hold_offsets(
+            end, oldest, query=self._name, lineage=query.lineage, home=str(query.home), at=now()
+        )
+
+    def published(self, end: Mapping[str, Any]) -> None:
+        for source, offset in self._known(end):
+            source.published(self._name, offset)
+
+    def settle(self, end: Mapping[str, Any]) -> None:
+        """The job ends: what `published` left for later is done now, or never."""
+        for source, _ in self._known(end):
+            source.settle()
+
+    def _known(self, end: Mapping[str, Any]) -> list[tuple[Source, Any]]:
+        known = self._sources
+        return [(known[name], offset) for name, offset in end.items() if name in known]
