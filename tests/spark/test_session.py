@@ -199,7 +199,7 @@ import os, sys
 from pathlib import Path
 import onceflow
 spark = onceflow.get_session("local[1]", {"spark.app.name": "mine"}, log=Path(sys.argv[1]))
-print(spark.conf.get("spark.sql.shuffle.partitions"), spark.sparkContext.appName)
+print(spark.conf.get("spark.sql.shuffle.partitions"), spark.sparkContext.appName, flush=True)
 spark._jvm.System.err.println("said by the JVM")
 os.write(2, b"said by Python")
 os._exit(0)
