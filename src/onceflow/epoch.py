@@ -430,7 +430,11 @@ class Epochs:
             return error
 
     def settle(self) -> None:
+        """The job has ended."""
         self._standing.settle(self._last_end)
+        if self.stop_after_epoch(timeout=0):  # else one hangs in them
+            for _, sink in self._outputs:
+                sink.close()
 
     def stop_after_epoch(self, timeout: float | None = None) -> bool:
         """No epoch begins from now on. True when none is running any more."""

@@ -41,6 +41,7 @@ from onceflow.testing import faults
 from onceflow.testing.servers import Kafka as Servers
 
 ORDERS = "id long, item string"
+IMPATIENT = {"request.timeout.ms": "1500", "default.api.timeout.ms": "1500"}
 Declare = Callable[[Flow], None]
 
 
@@ -506,7 +507,7 @@ def test_a_topic_that_was_created_again_is_another_one(world: World) -> None:
 def test_a_topic_that_goes_under_a_running_job_stops_it(world: World) -> None:
     world.create()
     world.put(orders(0, 4))
-    handle = world.start()
+    handle = world.start(world.copy(settings=IMPATIENT))
     wait_for(lambda: world.ids() == list(range(4)))
     world.delete()
     with pytest.raises(OutOfRange, match="partition 0 is gone; it was read up to offset 2"):
@@ -543,9 +544,7 @@ def test_a_topic_that_is_not_there_is_named(world: World) -> None:
 def test_a_job_outlives_its_broker(world: World, kafka: Any) -> None:
     world.create()
     world.put(orders(0, 10))
-    source = world.source(
-        value=ORDERS, settings={"request.timeout.ms": "1500", "default.api.timeout.ms": "1500"}
-    )
+    source = world.source(value=ORDERS, settings=IMPATIENT)
     handle = world.start(world.copy(source))
     wait_for(lambda: world.ids() == list(range(10)))
     kafka.kill()

@@ -96,6 +96,9 @@ class Sink(ABC):
     def sweep(self, *, below_term: int) -> None:
         """Remove what older terms staged in the target itself."""
 
+    def close(self) -> None:
+        """The job has ended: let go of connections. What is called later connects anew."""
+
     def rewind(self, output: str, *, cut: Position, to: Position, term: int, decision: str) -> None:
         """Take back what `output` published after `cut`, and nobody else's rows, and move its
         ledger to `to`, in one atomic step.

@@ -255,6 +255,11 @@ class Kafka(Sink):
         output = part.publication.output
         return self._taken.setdefault(part.slot, Slot(self._target, output, part.slot))
 
+    def close(self) -> None:
+        for slot in self._taken.values():
+            slot.close()
+        self._adding = None
+
     # -------------------------------------------------------------- without a ledger
 
     def add(self, publication: Publication) -> None:
