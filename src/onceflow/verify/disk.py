@@ -10,7 +10,7 @@ from pathlib import Path
 
 from onceflow.errors import SetupError
 
-_SIZE = "64m"
+_LEAST, _EACH = 64, 8  # MiB: for a case, and for what it writes around each of its faults
 
 
 def mount(folder: Path, size: str) -> bool:
@@ -35,10 +35,11 @@ def can_mount(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def disk_of(folder: Path) -> Iterator[None]:
-    """A small file system at `folder`. What is on it is kept when it goes."""
+def disk_of(folder: Path, faults: int = 0) -> Iterator[None]:
+    """A small file system at `folder`, for a case with so many faults. What is on it is kept when
+    it goes."""
     folder.mkdir(exist_ok=True)
-    if not mount(folder, _SIZE):
+    if not mount(folder, f"{_LEAST + faults * _EACH}m"):
         raise SetupError(f"a tmpfs cannot be mounted at {folder}", hint="run it as root")
     try:
         yield

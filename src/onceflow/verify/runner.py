@@ -107,7 +107,7 @@ class Runner:
             plot, mine = plots[number], [fault for fault in faults if fault.case == number]
             with contextlib.ExitStack() as stack:
                 if any(fault.kind == "full-disk" for fault in mine):
-                    stack.enter_context(disk_of(plot.case.folder))
+                    stack.enter_context(disk_of(plot.case.folder, len(mine)))
                 if plot.case.servers is not None:
                     lost = {fault.file for fault in mine if fault.kind == "lost-answer"}
                     stack.enter_context(plot.case.servers.behind_proxies(lost))
