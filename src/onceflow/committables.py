@@ -35,11 +35,17 @@ NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 def describe(root: Path, by: tuple[str, ...]) -> tuple[Committable, ...]:
     """Every staged file under `root` that has rows."""
     paths = []
-    for folder, folders, names in os.walk(root):
+    for folder, folders, names in os.walk(root, onerror=_raise):
         folders[:] = [f for f in folders if f != "_temporary"]
         paths += [Path(folder) / n for n in names if n.endswith((".parquet", ".json"))]
     found = _map(lambda path: _describe(path, root, by), sorted(paths))
     return tuple(file for file in found if file.rows)
+
+
+def _raise(error: OSError) -> None:
+    """A folder that cannot be listed has rows all the same; one that is not there has none."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _describe(path: Path, root: Path, by: tuple[str, ...]) -> Committable:

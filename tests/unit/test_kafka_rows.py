@@ -6,15 +6,21 @@ import base64
 import json
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onceflow.errors import SetupError
+from onceflow.committables import describe
+from onceflow.errors import BadRows, SetupError
+from onceflow.ledger import Committable
 from onceflow.schema import arrow_schema, parse_schema
+from onceflow.sinks import Kafka
+from onceflow.sinks.base import Staged
 from onceflow.sinks.kafka_client import Cluster, without_secrets
 from onceflow.sinks.kafka_ledger import Published, Record, Slots, slot_ledger, transactional_id
 from onceflow.sinks.kafka_rows import Layout, bytes_of, json_of
@@ -98,7 +104,49 @@ def test_a_setting_from_an_environment_that_lacks_it_is_refused() -> None:
         Cluster("h:1", {"sasl.password": "env:NOBODY_SET_THIS"}).client()
 
 
+def test_every_client_gets_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_PASSWORD", "abracadabra")
+    monkeypatch.setattr(Cluster, "_make", lambda self, kind, settings: settings)
+    cluster = Cluster("h:1", {"sasl.password": "env:KAFKA_PASSWORD", "linger.ms": 5})
+    for client in (cluster.producer(), cluster.consumer(), cluster.admin()):
+        assert client["sasl.password"] == "abracadabra"
+        assert client["linger.ms"] == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("array<string>", ["s" * 1000] * 2000),
+        ("array<long>", [0] * 1_000_000),
+        ("array<boolean>", [True] * 400_000),
+        (
+            "array<struct<a_field_with_a_long_name: int>>",
+            [{"a_field_with_a_long_name": 1}] * 40_000,
+        ),
+    ],
+)
+def test_a_message_that_is_larger_than_its_row_is_refused(
+    tmp_path: Path, kind: str, value: Any
+) -> None:
+    table = pa.table({"v": [value]}, arrow_schema(parse_schema(f"v {kind}")))
+    pq.write_table(table, tmp_path / "part.parquet")
+    (file,) = describe(tmp_path, ())
+    with pytest.raises(BadRows, match="makes a message of"):
+        Layout(None, None, None).refuse_too_large("sink", file, 1_000_000)
+
+
 # ---------------------------------------------------------------- slots
+
+
+def test_all_files_of_a_task_go_to_one_slot(tmp_path: Path) -> None:
+    def files(*names: str) -> tuple[Committable, ...]:
+        return tuple(Committable(str(tmp_path / name), 50_000, 1, 0) for name in names)
+
+    names = ("part-00000-a-c000.parquet", "part-00000-a-c001.parquet", "part-00001-b-c000.parquet")
+    sink = Kafka("t", servers="h:1", slots=2)
+    object.__setattr__(sink._target.layout, "refuse_too_large", lambda *_: None)
+    staged = Staged(files(*names), tmp_path, tmp_path, "tag", "", lambda: None)
+    assert [f.partition for f in sink.stage(staged)] == ["slot=0", "slot=0", "slot=1"]
 
 
 def record(number: int, slots: int = 1, **more: Any) -> Record:

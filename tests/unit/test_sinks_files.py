@@ -601,3 +601,15 @@ def test_drivers_in_any_order_publish_every_decided_epoch_once(
 ) -> None:
     for seed in seeds(8):
         Story(tmp_path / str(seed), seed, kill=kill, lose=lose).play()
+
+
+def test_a_staged_folder_that_cannot_be_listed_is_an_error_and_not_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> object:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    assert describe(tmp_path / "nothing", ()) == ()
+    monkeypatch.setattr(os, "scandir", full)
+    with pytest.raises(OSError, match="too many open files"):
+        describe(tmp_path, ())

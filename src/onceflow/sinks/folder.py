@@ -137,6 +137,7 @@ class FolderSink(Sink):
             return {"type": "add", **self._commit(mine)}
 
         self._commits.append(make)
+        self._drop_copies(publication)
 
     def _move(self, publication: Publication) -> None:
         """Rename moves the only copy, so who comes second finds nothing, and looks."""

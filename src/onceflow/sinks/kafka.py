@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -28,6 +29,7 @@ from onceflow.sinks.kafka_slots import Part, Slot, Target, produce
 from onceflow.testing.faults import reach
 
 _GLANCE = 2.0  # seconds that `published` waits for an open transaction
+_LARGEST = 60_000_000  # bytes: below what a producer holds back in all
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
@@ -101,6 +103,7 @@ class Kafka(Sink):
         return {
             "kind": "kafka", "topic": self.topic, "servers": self._cluster.servers,
             "ledger": self.ledger, "settings": without_secrets(self.settings),
+            "transaction_timeout": self._target.transaction_timeout,
         }  # fmt: skip
 
     @property
@@ -134,15 +137,18 @@ class Kafka(Sink):
                 raise SchemaMismatch(error.message, hint=hint) from error
 
     def stage(self, staged: Staged) -> tuple[Committable, ...]:
-        """Say which slot each file goes to: whole files, since rows of a key are in one."""
+        """Say which slot each file goes to: all of a task to one, since rows of a key are there."""
         for file in staged.files:
             self._target.layout.refuse_too_large(str(self), file, self._target.largest)
         slots = 1 if sum(file.rows for file in staged.files) < self.few_rows else self.slots
+        rows: Counter[str] = Counter()
+        for file in staged.files:
+            rows[_task(file)] += file.rows
         load, chosen = [0] * slots, {}
-        for file in sorted(staged.files, key=lambda file: -file.rows):
-            chosen[file.path] = slot = load.index(min(load))
-            load[slot] += file.rows
-        return tuple(replace(f, partition=f"slot={chosen[f.path]}") for f in staged.files)
+        for task, count in rows.most_common():
+            chosen[task] = slot = load.index(min(load))
+            load[slot] += count
+        return tuple(replace(f, partition=f"slot={chosen[_task(f)]}") for f in staged.files)
 
     # -------------------------------------------------------------- ledger and publish
 
@@ -160,7 +166,7 @@ class Kafka(Sink):
     def fence(self, output: str, *, term: int, token: str) -> Ledger:
         topic, partitions = self._make_topics()
         most = self._cluster.topic_setting(self.topic, "max.message.bytes")
-        self._target = replace(self._target, largest=int(most or 1_000_000))
+        self._target = replace(self._target, largest=min(int(most or 1_000_000), _LARGEST))
         self._token, self._taken, self._said = token, {}, None
         records = {}
         for number in range(partitions):
@@ -324,6 +330,12 @@ class Kafka(Sink):
 
 def _tuple(names: str | Iterable[str] | None) -> str | tuple[str, ...] | None:
     return names if names is None or isinstance(names, str) else tuple(names)
+
+
+def _task(file: Committable) -> str:
+    """What the names of all files of one Spark task have in common: `part-00003-`."""
+    found = re.match(r"part-\d+-", os.path.basename(file.path))
+    return found[0] if found else file.path
 
 
 def _by_slot(files: Iterable[Committable]) -> dict[int, list[Committable]]:

@@ -94,7 +94,7 @@ class Cluster:
         return {**resolved, **ours, **settings}
 
     def producer(self, **settings: Any) -> Any:
-        return self._make("Producer", self.client(**{**_PRODUCER, **self.settings, **settings}))
+        return self._make("Producer", {**_PRODUCER, **self.client(**settings)})
 
     def consumer(self, **settings: Any) -> Any:
         own = {"group.id": "onceflow", "enable.auto.commit": False, "enable.partition.eof": True}
@@ -182,7 +182,11 @@ class Cluster:
         )
         latest = kafka.admin.OffsetSpec.latest()
         places = {kafka.TopicPartition(topic, p): latest for p in partitions}
-        led = kafka.KafkaError.NOT_LEADER_FOR_PARTITION, kafka.KafkaError.LEADER_NOT_AVAILABLE
+        known = kafka.KafkaError
+        passing = (
+            known.NOT_LEADER_FOR_PARTITION, known.LEADER_NOT_AVAILABLE, known.OFFSET_NOT_AVAILABLE,
+            known.FENCED_LEADER_EPOCH, known.UNKNOWN_TOPIC_OR_PART, known._UNKNOWN_PARTITION,
+        )  # fmt: skip
         deadline = time.monotonic() + self.timeout
         while True:
             admin = self.admin()
@@ -191,8 +195,9 @@ class Cluster:
                 found = {at: said.result(self.timeout + _SLACK) for at, said in asked.items()}
                 return {at.partition: said.offset for at, said in found.items()}
             except kafka.KafkaException as error:
-                # A topic that was just made, or whose broker just came back, has no leader yet.
-                if error.args[0].code() not in led or time.monotonic() > deadline:
+                # A topic that was just made or grown is not known to every broker, and one whose
+                # broker just came back has no leader yet.
+                if error.args[0].code() not in passing or time.monotonic() > deadline:
                     raise self.explain(error.args[0], f"read {topic}", topic=topic) from error
             time.sleep(0.05)
 

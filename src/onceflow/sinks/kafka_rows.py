@@ -96,19 +96,23 @@ class Layout:
         """`BadRows` if a row makes a message that the topic does not take.
 
         What a file holds in all, and then the longest values of a batch, tell nearly always that
-        no message can be that large; only else messages are made here.
+        no message can be that large; only else, and for nested columns (a small array may have a
+        long text), messages are made here.
         """
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
         parquet = pq.ParquetFile(file.path)
         used = self._used(parquet.schema_arrow.names)
         names = sum(len(json.dumps(name)) + _PLAIN_FIELD for name in used) + _OVERHEAD
+        nested = any(pa.types.is_nested(parquet.schema_arrow.field(name).type) for name in used)
         groups = [parquet.metadata.row_group(n) for n in range(parquet.num_row_groups)]
-        if sum(group.total_byte_size for group in groups) * _ESCAPED + names <= limit:
+        size = sum(group.total_byte_size for group in groups)
+        if not nested and size * _ESCAPED + names <= limit:
             return
         for batch in parquet.iter_batches(BATCH, columns=used):
             longest = sum(_longest(batch.column(name)) for name in used)
-            if longest * _ESCAPED + names > limit:
+            if nested or longest * _ESCAPED + names > limit:
                 self._refuse_rows(sink, batch, limit)
 
     def _refuse_rows(self, sink: str, batch: pa.RecordBatch, limit: int) -> None:
@@ -166,12 +170,10 @@ def _show(key: bytes | None) -> str:
 
 
 def _longest(column: pa.Array) -> int:
-    """At least as long as the variable part of any row; 0 for plain values."""
+    """Of a column that is not nested: at least as long as the variable part of any row."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if pa.types.is_nested(column.type):
-        return int(column.nbytes)
     if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
         return pc.max(pc.binary_length(column)).as_py() or 0
     return 0

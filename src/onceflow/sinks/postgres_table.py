@@ -105,7 +105,8 @@ class Table:
         """Say what does not fit, of a table that exists."""
         found = db.execute(
             "SELECT c.relkind, coalesce(a.attname, ''), format_type(a.atttypid, a.atttypmod), "
-            "a.attnotnull AND NOT a.atthasdef AND a.attidentity = '', a.attgenerated <> '' "
+            "a.attnotnull AND NOT a.atthasdef AND a.attidentity = '', "
+            "a.attgenerated <> '' OR a.attidentity = 'a' "
             "FROM pg_class c LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 "
             "AND NOT a.attisdropped WHERE c.oid = to_regclass(%s) ORDER BY a.attnum",
             (self.sql,),
@@ -224,7 +225,8 @@ def _one(db: Db, query: str, *values: Any) -> bool:
 
 
 def _takes(kind: str, want: str) -> bool:
-    return kind in _TAKE.get(want, ()) or (kind == "numeric" and want.startswith("numeric("))
+    decimals = want.startswith("numeric(") and not want.endswith("[]")
+    return kind in _TAKE.get(want, ()) or (kind == "numeric" and decimals)
 
 
 def _list(names: Any) -> str:

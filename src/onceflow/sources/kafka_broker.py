@@ -102,12 +102,14 @@ class Broker:
         """Of the first row with that time or a later one; behind the last if there is none."""
         from confluent_kafka import TopicPartition
 
-        wanted = [TopicPartition(*place, milliseconds) for place in places]
+        ends = self.ranges(places)  # first: a row that comes between the two is not passed over
+        if not ends:
+            return {}
+        wanted = [TopicPartition(*place, milliseconds) for place in ends]
         with self._asking("offsets of a time") as consumer:
             found = consumer.offsets_for_times(wanted, timeout=_DEADLINE)
         offsets = {(where.topic, where.partition): where.offset for where in found}
-        none = self.ranges(place for place, offset in offsets.items() if offset < 0)
-        return {**offsets, **{place: high for place, (_, high) in none.items()}}
+        return {p: offset if offset >= 0 else ends[p][1] for p, offset in offsets.items()}
 
     # .............................................................. consumer groups
 
