@@ -52,7 +52,6 @@ from onceflow.runtime.lease import Lease, host_name
 from onceflow.schema import columns, plain_schema, refuse_difference
 from onceflow.sinks.base import Sink
 from onceflow.sources.base import Source
-from onceflow.sources.standing import Standing
 from onceflow.spark_inside import (
     COMPACT_INTERVAL,
     Checkpoint,
@@ -64,6 +63,7 @@ from onceflow.spark_inside import (
     parse_offsets,
 )
 from onceflow.staging import Stager, refuse_columns
+from onceflow.standing import Standing
 from onceflow.testing.faults import reach
 
 
