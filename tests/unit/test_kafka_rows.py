@@ -23,7 +23,7 @@ from onceflow.sinks import Kafka
 from onceflow.sinks.base import Staged
 from onceflow.sinks.kafka_client import Cluster, without_secrets
 from onceflow.sinks.kafka_ledger import Published, Record, Slots, slot_ledger, transactional_id
-from onceflow.sinks.kafka_rows import Layout, bytes_of, json_of
+from onceflow.sinks.kafka_rows import Layout, _most, bytes_of, json_of
 
 COLUMNS = (
     "s string, n long, f double, ok boolean, d decimal(20,4), day date, at timestamp, raw binary, "
@@ -135,16 +135,37 @@ def test_a_message_that_is_larger_than_its_row_is_refused(
         Layout(None, None, None).refuse_too_large("sink", file, 1_000_000)
 
 
+@given(rows)
+def test_no_row_is_longer_than_it_is_thought_to_be(found: list[dict[str, Any]]) -> None:
+    batch = pa.RecordBatch.from_pylist(found, arrow_schema(parse_schema(COLUMNS)))
+    for name in batch.schema.names:
+        texts = bytes_of(json_of(batch.column(name)))
+        assert max((len(text or b"null") for text in texts), default=0) <= _most(batch.column(name))
+
+
+def test_messages_of_ordinary_nested_rows_are_not_made_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = [{"x": [1, 2, 3], "m": [("a", "b" * 100)]}] * 3
+    schema = arrow_schema(parse_schema("v array<struct<x: array<long>, m: map<string, string>>>"))
+    pq.write_table(pa.table({"v": [value] * 5000}, schema), tmp_path / "part.parquet")
+    (file,) = describe(tmp_path, ())
+    monkeypatch.setattr(Layout, "messages", None)
+    Layout(None, None, None).refuse_too_large("sink", file, 1_000_000)
+
+
 # ---------------------------------------------------------------- slots
 
 
-def test_all_files_of_a_task_go_to_one_slot(tmp_path: Path) -> None:
+def test_all_files_of_a_task_go_to_one_slot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def files(*names: str) -> tuple[Committable, ...]:
         return tuple(Committable(str(tmp_path / name), 50_000, 1, 0) for name in names)
 
     names = ("part-00000-a-c000.parquet", "part-00000-a-c001.parquet", "part-00001-b-c000.parquet")
     sink = Kafka("t", servers="h:1", slots=2)
-    object.__setattr__(sink._target.layout, "refuse_too_large", lambda *_: None)
+    monkeypatch.setattr(Layout, "refuse_too_large", lambda *_: None)
     staged = Staged(files(*names), tmp_path, tmp_path, "tag", "", lambda: None)
     assert [f.partition for f in sink.stage(staged)] == ["slot=0", "slot=0", "slot=1"]
 

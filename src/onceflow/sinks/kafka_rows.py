@@ -95,9 +95,9 @@ class Layout:
     def refuse_too_large(self, sink: str, file: Committable, limit: int) -> None:
         """`BadRows` if a row makes a message that the topic does not take.
 
-        What a file holds in all, and then the longest values of a batch, tell nearly always that
-        no message can be that large; only else, and for nested columns (a small array may have a
-        long text), messages are made here.
+        What a file holds in all (unless it is nested: a small array may have a long text), and
+        then the longest values of a batch, tell nearly always that no message can be that large;
+        only else messages are made here.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -111,8 +111,7 @@ class Layout:
         if not nested and size * _ESCAPED + names <= limit:
             return
         for batch in parquet.iter_batches(BATCH, columns=used):
-            longest = sum(_longest(batch.column(name)) for name in used)
-            if nested or longest * _ESCAPED + names > limit:
+            if sum(_most(batch.column(name)) for name in used) + names > limit:
                 self._refuse_rows(sink, batch, limit)
 
     def _refuse_rows(self, sink: str, batch: pa.RecordBatch, limit: int) -> None:
@@ -169,14 +168,24 @@ def _show(key: bytes | None) -> str:
     return "null" if key is None else repr(key[:80].decode(errors="replace"))
 
 
-def _longest(column: pa.Array) -> int:
-    """Of a column that is not nested: at least as long as the variable part of any row."""
+def _most(column: pa.Array) -> int:
+    """No value of the column is longer in JSON."""
+    import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
-        return pc.max(pc.binary_length(column)).as_py() or 0
-    return 0
+    kind = column.type
+    if pa.types.is_struct(kind):
+        fields = [kind.field(n) for n in range(kind.num_fields)]
+        named = sum(len(json.dumps(field.name)) + 2 for field in fields)
+        return 4 + named + sum(_most(column.field(n)) for n in range(len(fields)))
+    if pa.types.is_map(kind) or pa.types.is_list(kind):
+        parts = (column.keys, column.items) if pa.types.is_map(kind) else (column.values,)
+        longest = int(np.diff(column.offsets).max(initial=0))
+        return 4 + longest * sum(_most(part) + 1 for part in parts)
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return 4 + _ESCAPED * (pc.max(pc.binary_length(column)).as_py() or 0)
+    return _PLAIN_FIELD
 
 
 # ---------------------------------------------------------------- columns to bytes
