@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 from onceflow.errors import Damaged
 from onceflow.ledger import Committable
 from onceflow.schema import quoted
-from onceflow.storage import fsync_dir, fsync_file
+from onceflow.storage import fsync_dir, fsync_file, translate_disk_full
 
 # Task attempts become visible in the staging area only when the whole job commits.
 COMMITTER = {
@@ -59,6 +60,31 @@ def _describe(path: Path, root: Path, by: tuple[str, ...]) -> Committable:
     values = [p.partition("=")[2] for p in path.relative_to(root).parts if p.startswith(BY)]
     partition = "/".join(f"{name}={value}" for name, value in zip(by, values, strict=False))
     return Committable(str(path), rows, size, crc, partition)
+
+
+def set_apart(file: Committable, rows: Collection[int], into: Path) -> None:
+    """Move these rows of a staged file to a file of their own under `into`."""
+    import numpy as np
+    import pyarrow.parquet as pq
+
+    path = Path(file.path)
+    into.mkdir(parents=True, exist_ok=True)
+    parquet, first, moved = pq.ParquetFile(path), 0, np.array(sorted(rows))
+    kept = path.with_name(f"{path.stem}-fit{path.suffix}")  # a task's files are told by the start
+    other = into / f"part-{uuid.uuid4()}.parquet"
+    schema = parquet.schema_arrow
+    with (
+        translate_disk_full(into),
+        pq.ParquetWriter(kept, schema) as stay,
+        pq.ParquetWriter(other, schema) as go,
+    ):
+        for number in range(parquet.num_row_groups):
+            table = parquet.read_row_group(number)
+            going = np.isin(np.arange(first, first + table.num_rows), moved)
+            stay.write_table(table.filter(~going))
+            go.write_table(table.filter(going))
+            first += table.num_rows
+    path.unlink()
 
 
 def read_staged(spark: Any, root: Path, schema: str, by: tuple[str, ...]) -> Any:

@@ -75,6 +75,7 @@ class Declared:
     outputs: Mapping[str, Sink]
     mode: str = "append"
     by: str | None = None
+    on_bad: str | None = None  # the output of rows that their own cannot take
     keep_epochs: int = 100
     guarantees: Mapping[str, Guarantee] = field(default_factory=dict)  # of outputs with another
     sources: Mapping[str, Source] = field(default_factory=dict)  # of the job, as far as known
@@ -114,7 +115,7 @@ class Epochs:
         self._ledgers: dict[str, Ledger] = {}
         self._hardened: set[Path] = set()
         self._standing = Standing(declared.sources, query)
-        self._stager = Stager(declared.outputs, declared.by, self.schema)
+        self._stager = Stager(declared.outputs, declared.by, self.schema, declared.on_bad)
         self._running: RunningQuery | None = None
         self._busy = threading.Lock()
         self._sweeper = ThreadPoolExecutor(1, thread_name_prefix="onceflow sweep")

@@ -63,18 +63,21 @@ class Flow:
         to: Sink | Mapping[str, Sink],
         mode: str = "append",
         by: str | None = None,
+        on_bad: str | None = None,
         guarantee: str | Mapping[str, str] = Guarantee.EXACTLY_ONCE,
     ) -> None:
         """Publish the rows of `df` to a sink, or to several that are decided together.
 
         Several: `to={"valid": …, "rejected": …}, by="outcome"`, where the column `by` names the
-        output of each row. `mode` is Spark's output mode. `guarantee`: "exactly-once", or by choice
-        "at-least-once" or "at-most-once"; {output: guarantee} for several.
+        output of each row. `on_bad` names the output of rows that their own can never take (too
+        large a message for a topic of Kafka); without it they stop the job. `mode` is Spark's
+        output mode. `guarantee`: "exactly-once", or by choice "at-least-once" or "at-most-once";
+        {output: guarantee} for several.
         """
         check_name("output", name)
         if name in self.queries:
             raise JobError(f"two outputs are called {name!r}", hint="rename one")
-        declared = declare(name, df, to, mode=mode, by=by, guarantee=guarantee)
+        declared = declare(name, df, to, mode=mode, by=by, on_bad=on_bad, guarantee=guarantee)
         taken = {t: o for o, other in self.queries.items() for t in targets(other)}
         for target in targets(declared):
             if target in taken:
@@ -104,6 +107,7 @@ def declare(
     *,
     mode: str,
     by: str | None,
+    on_bad: str | None,
     guarantee: str | Mapping[str, str],
 ) -> Declared:
     _streaming(df, f"output {name!r}")
@@ -118,8 +122,15 @@ def declare(
         )
     for output in outputs:
         check_name("output", output)
+    if on_bad is not None and (len(outputs) < 2 or on_bad not in outputs):
+        raise JobError(
+            f"on_bad={on_bad!r} of output {name!r} is not one of several outputs",
+            hint='to={"valid": …, "rejected": …}, by="outcome", on_bad="rejected"',
+        )
     guarantees = _guarantees(outputs, guarantee)
-    declared = Declared(df=df, outputs=outputs, mode=mode, by=by, guarantees=guarantees)
+    declared = Declared(
+        df=df, outputs=outputs, mode=mode, by=by, on_bad=on_bad, guarantees=guarantees
+    )
     found = targets(declared)
     if len(found) != len(set(found)):
         raise JobError(f"two outputs of {name!r} write to the same target", hint="rename one")

@@ -204,6 +204,7 @@ def write(
     home: str | os.PathLike[str] = DEFAULT_HOME,
     mode: str = "append",
     by: str | None = None,
+    on_bad: str | None = None,
     once: bool = False,
     every: str = "1 second",
     take_over: bool = False,
@@ -212,8 +213,8 @@ def write(
     """Run one streaming DataFrame without a job; `name` under `home` is its identity."""
     session = _session(df.sparkSession, None)
     folder = JobFolder(home, name)
-    queries = {name: declare(name, df, to, mode=mode, by=by, guarantee=guarantee)}
-    return _start(session, folder, queries, _trigger(every, once), take_over).queries[name]
+    declared = declare(name, df, to, mode=mode, by=by, on_bad=on_bad, guarantee=guarantee)
+    return _start(session, folder, {name: declared}, _trigger(every, once), take_over).queries[name]
 
 
 def _start(

@@ -12,6 +12,7 @@ result of a task is that of its first attempt to succeed, and so is its state.
 from __future__ import annotations
 
 import json
+import logging
 import uuid
 from collections.abc import Mapping
 from functools import cached_property, partial
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.committables import BY as _BY
-from onceflow.committables import COMMITTER, NULL_FOLDER, describe, read_staged
+from onceflow.committables import COMMITTER, NULL_FOLDER, describe, read_staged, set_apart
 from onceflow.errors import BadRows, JobError
 from onceflow.ledger import Committable
 from onceflow.schema import arrow_schema, columns, leaf_types, nested_twice, quoted
@@ -27,6 +28,7 @@ from onceflow.sinks.base import Sink, Staged
 from onceflow.spark_inside import Load, RunningQuery
 from onceflow.storage import translate_disk_full
 
+_logger = logging.getLogger(__name__)
 _ROUTE = "_onceflow_route"
 _NOWHERE = -1
 _SMALL_ROWS, _SMALL_BYTES = 10_000, 4_000_000  # of the epoch before; then the next may be as small
@@ -54,8 +56,11 @@ _WIDTHS = {
 class Stager:
     """Stages one epoch after the other for the outputs of a query."""
 
-    def __init__(self, outputs: Mapping[str, Sink], by: str | None, schema: str) -> None:
+    def __init__(
+        self, outputs: Mapping[str, Sink], by: str | None, schema: str, on_bad: str | None = None
+    ) -> None:
         self._outputs = outputs
+        self._on_bad = on_bad  # the output of rows that their own cannot take
         self._route_by = by
         self._schema = schema
         self._bytes_per_row = float(sum(_WIDTHS.get(t, 8) for t in columns(schema).values()))
@@ -65,16 +70,20 @@ class Stager:
         self, batch: Any, folder: Path, tag: str, load: Load, running: RunningQuery
     ) -> dict[str, tuple[Committable, ...]]:
         """Run the one action over `batch`; output -> what it staged."""
+        self._refuse_folders_for_unfit()
         spark, rows = batch.sparkSession, self._with_routes(batch)
         if self._is_small(load):
             self._collect(rows, folder / "rows")
         else:
             self._write(rows, folder / "rows", running)
         self._refuse_unrouted(folder / "rows")
+        roots = self._roots(folder / "rows")
+        found = {name: describe(roots[name], sink.by) for name, sink in self._outputs.items()}
+        if self._on_bad is not None:
+            self._set_apart(found, roots, self._on_bad)
         staged, total = {}, [0, 0]
         for route, (name, sink) in enumerate(self._outputs.items()):
-            root = folder / "rows" / f"{_ROUTE}={route}" if self._routed else folder / "rows"
-            files = describe(root, sink.by)
+            root, files = roots[name], found[name]
             self._learn(files)
             total = [total[0] + sum(f.rows for f in files), total[1] + sum(f.bytes for f in files)]
             read = partial(read_staged, spark, root, self._schema, sink.by)
@@ -177,6 +186,40 @@ class Stager:
                     folder = F.when(mine, text).otherwise(folder)
             rows = rows.withColumn(f"{_BY}{i}", folder)
         return rows
+
+    def _roots(self, rows: Path) -> dict[str, Path]:
+        """Output -> where its rows are staged."""
+        if not self._routed:
+            return dict.fromkeys(self._outputs, rows)
+        return {name: rows / f"{_ROUTE}={n}" for n, name in enumerate(self._outputs)}
+
+    def _set_apart(
+        self, found: dict[str, tuple[Committable, ...]], roots: Mapping[str, Path], to: str
+    ) -> None:
+        """Rows that their sink can never take go to output `to`. Nothing is decided yet."""
+        moved = False
+        for name, sink in self._outputs.items():
+            unfit = {file: sink.unfit(file) for file in found[name]} if name != to else {}
+            unfit = {file: rows for file, rows in unfit.items() if rows}
+            for file, rows in unfit.items():
+                set_apart(file, rows, roots[to])
+            if unfit:
+                moved, found[name] = True, describe(roots[name], sink.by)
+                count, why = (
+                    sum(map(len, unfit.values())),
+                    next(iter(next(iter(unfit.values())).values())),
+                )
+                _logger.warning("%d rows for output %s go to %s: %s", count, name, to, why)
+        if moved:
+            found[to] = describe(roots[to], ())
+
+    def _refuse_folders_for_unfit(self) -> None:
+        if self._on_bad is not None and self._outputs[self._on_bad].by:
+            raise JobError(
+                f"on_bad={self._on_bad!r}: {self._outputs[self._on_bad]} puts its rows into "
+                "sub-folders or partitions by a column",
+                hint="let bad rows go to an output without by= or key=",
+            )
 
     def _refuse_unrouted(self, root: Path) -> None:
         lost = describe(root / f"{_ROUTE}={_NOWHERE}", ())

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -50,7 +51,7 @@ from onceflow.errors import (
 )
 from onceflow.ledger import Committable, Ledger, Outcome, Position, Publication
 from onceflow.schema import arrow_schema, parse_schema
-from onceflow.sinks import Kafka, open_target
+from onceflow.sinks import Files, Kafka, open_target
 from onceflow.sinks.kafka_client import Cluster
 from onceflow.sinks.kafka_ledger import Record, transactional_id
 from onceflow.sinks.kafka_slots import Part, Slot
@@ -675,6 +676,46 @@ def test_a_query_with_two_slots_is_exact_through_a_crash(
     live(3)
     assert place.ids() == list(range(60_000))
     assert {slot: r.last.slots for slot, r in place.records().items() if r.last} == {0: 2, 1: 2}
+
+
+@pytest.mark.parametrize("epochs", [1, 3])  # large: written by Spark; small: by the driver
+def test_messages_that_are_too_large_go_to_the_output_for_bad_rows_through_a_crash(
+    kafka: Broker, spark: Any, tmp_path: Path, epochs: int
+) -> None:
+    place = Place(kafka.servers, tmp_path, max_message_bytes="5000")
+    (tmp_path / "in").mkdir()
+    large, already = {5, 17, 28}, {9, 21}
+    for n in range(3):
+        numbers = range(n * 10, n * 10 + 10)
+        columns = {
+            "id": pa.array(numbers, pa.int64()),
+            "text": ["x" * 6000 if i in large else None if i == 3 else "x" for i in numbers],
+            "at": pa.array([i * 1_000_001 for i in numbers], pa.timestamp("us", "UTC")),
+            "outcome": ["bad" if i in already else "good" for i in numbers],
+        }
+        pq.write_table(pa.table(columns), tmp_path / "in" / f"{n}.parquet")
+
+    def live() -> None:
+        reader = spark.readStream.name("rows").option("maxFilesPerTrigger", 4 - epochs)
+        kinds = "id long, text string, at timestamp, outcome string"
+        good = Kafka(place.topic, servers=place.servers)
+        query = onceflow.write(
+            reader.schema(kinds).parquet(str(tmp_path / "in")), "orders",
+            to={"good": good, "bad": Files(tmp_path / "bad")}, by="outcome", on_bad="bad",
+            home=tmp_path / "home", once=True,
+        )  # fmt: skip
+        query.awaitTermination(120)
+
+    faults.arm("epoch.decided", "raise", visit=epochs)
+    with pytest.raises(StreamingQueryException, match=r"epoch\.decided"):
+        live()
+    live()
+    assert place.ids() == sorted({*range(30)} - large - already)
+    bad = pq.read_table(tmp_path / "bad").sort_by("id")
+    given = pq.read_table(tmp_path / "in").filter(
+        pc.is_in(pc.field("id"), pa.array(large | already))
+    )
+    assert bad.select(given.column_names).to_pylist() == given.sort_by("id").to_pylist()
 
 
 def test_what_a_job_left_open_is_listed_and_ended_by_command(

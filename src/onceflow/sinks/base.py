@@ -87,6 +87,14 @@ class Sink(ABC):
         """Turn the staged Parquet files into what `publish` wants. Raises `BadRows`."""
         return staged.files
 
+    def unfit(self, file: Committable) -> dict[int, str]:
+        """Rows of a staged file that the target can never take: number in the file -> why.
+
+        They go to the output that `on_bad` names. Only asked for if it names one; else it is
+        `stage` that refuses them.
+        """
+        return {}
+
     def settled(self, output: str) -> None:
         """All decided epochs are published: the last chance to notice a foreign hand."""
 

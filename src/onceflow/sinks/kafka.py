@@ -150,6 +150,9 @@ class Kafka(Sink):
             load[slot] += count
         return tuple(replace(f, partition=f"slot={chosen[_task(f)]}") for f in staged.files)
 
+    def unfit(self, file: Committable) -> dict[int, str]:
+        return dict(self._target.layout.too_large(file, self._target.largest))
+
     # -------------------------------------------------------------- ledger and publish
 
     def published(self, output: str) -> Ledger:

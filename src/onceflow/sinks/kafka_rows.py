@@ -93,7 +93,16 @@ class Layout:
             yield self.messages(batch)
 
     def refuse_too_large(self, sink: str, file: Committable, limit: int) -> None:
-        """`BadRows` if a row makes a message that the topic does not take.
+        """`BadRows` if a row makes a message that the topic does not take."""
+        for _, why in self.too_large(file, limit):
+            raise BadRows(
+                f"{sink}: {why}",
+                hint="raise max.message.bytes of the topic, make the row smaller, or let such rows "
+                'go to another output: flow.write(…, to={…}, on_bad="rejected")',
+            )
+
+    def too_large(self, file: Committable, limit: int) -> Iterator[tuple[int, str]]:
+        """Rows that make a message that the topic does not take: number, and what is wrong.
 
         What a file holds in all (unless it is nested: a small array may have a long text), and
         then the longest values of a batch, tell nearly always that no message can be that large;
@@ -110,22 +119,24 @@ class Layout:
         size = sum(group.total_byte_size for group in groups)
         if not nested and size * _ESCAPED + names <= limit:
             return
+        first = 0
         for batch in parquet.iter_batches(BATCH, columns=used):
             if sum(_most(batch.column(name)) for name in used) + names > limit:
-                self._refuse_rows(sink, batch, limit)
+                for n, why in self._too_large(batch, limit):
+                    yield first + n, why
+            first += batch.num_rows
 
-    def _refuse_rows(self, sink: str, batch: pa.RecordBatch, limit: int) -> None:
+    def _too_large(self, batch: pa.RecordBatch, limit: int) -> Iterator[tuple[int, str]]:
         keys, values, headers = self.messages(batch)
         for n, (key, value) in enumerate(zip(keys, values, strict=True)):
             size = len(key or b"") + len(value or b"") + _OVERHEAD
             for name, content in (headers[n] if headers else None) or ():
                 size += len(name) + len(content or b"") + 8
             if size > limit:
-                raise BadRows(
-                    f"{sink}: the row with key {_show(key)} makes a message of {size:,} bytes, the "
-                    f"topic takes {limit:,}",
-                    hint="raise max.message.bytes of the topic, make the row smaller, or send it "
-                    "to another output",
+                yield (
+                    n,
+                    f"the row with key {_show(key)} makes a message of {size:,} bytes, the topic "
+                    f"takes {limit:,}",
                 )
 
     def _values(self, names: list[str]) -> str | tuple[str, ...]:
