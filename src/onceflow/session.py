@@ -61,9 +61,14 @@ _GET_JAVA = (
 FAST = {
     _STREAM + "checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming."
     "checkpointing.FileSystemBasedCheckpointFileManager",
-    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     # As quick as Spark's default, and the files are smaller by a third and more.
     "spark.sql.parquet.compression.codec": "zstd",
+}
+
+# For tests: what happens to the state of a job in minutes and hours happens within seconds.
+AGEING = {
+    _STATE + "maintenanceInterval": "1s",
+    _STATE + "minDeltasForSnapshot": "2",
 }
 
 QUIET = {
@@ -132,6 +137,7 @@ def get_session(
     with _standard_error_to(log):
         spark = SparkSession.builder.config(map=config).getOrCreate()
     spark_inside.keep_quiet(spark)
+    spark_inside.keep_no_checksums(spark)
     check_session(spark)
     return spark
 
@@ -169,6 +175,8 @@ def check_session(spark: Any) -> None:
     retained = spark.conf.get(_RETAIN)
     if int(retained) < _LEAST_RETAINED:
         wrong.append(f"{_RETAIN} is {retained}, must be at least {_LEAST_RETAINED}: recovery")
+    if spark_inside.has_raw_files(spark):
+        wrong.append("spark.hadoop.fs.file.impl is a RawLocalFileSystem: state has no snapshots")
     if wrong:
         raise SessionRefused(
             "this Spark session would break guarantees:\n  - " + "\n  - ".join(wrong),

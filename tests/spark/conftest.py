@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 import onceflow
+from onceflow.session import AGEING
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    session = onceflow.get_session("local[2]")
+    session = onceflow.get_session("local[2]", AGEING)
     yield session
     session.stop()

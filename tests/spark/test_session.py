@@ -63,6 +63,19 @@ def test_a_session_with_a_setting_that_breaks_a_guarantee_is_refused(
     assert "config(map=onceflow.profile())" in said
 
 
+def test_a_file_system_that_snapshots_of_state_cannot_be_written_through_is_refused(
+    spark: SparkSession,
+) -> None:
+    hadoop, name = spark.sparkContext._jsc.hadoopConfiguration(), "fs.file.impl"
+    before = hadoop.get(name)
+    hadoop.set(name, "org.apache.hadoop.fs.RawLocalFileSystem")
+    try:
+        with pytest.raises(SessionRefused, match="RawLocalFileSystem"):
+            check_session(spark)
+    finally:
+        hadoop.set(name, before) if before else hadoop.unset(name)
+
+
 def test_all_that_is_wrong_is_named_at_once(settings: Any, spark: SparkSession) -> None:
     for name, value in WRONG.items():
         settings.set(name, value)

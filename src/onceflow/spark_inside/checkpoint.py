@@ -22,6 +22,8 @@ from onceflow.spark_inside.source_log import (
 )
 from onceflow.storage import replace_file
 
+_NO_STORE = ("_metadata", "SSTs", "logs")  # what snapshots of a store consist of
+
 
 def parse_offsets(text: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Metadata and source -> offset of an `offsets/<N>` file (format 2: by source name)."""
@@ -219,7 +221,7 @@ class Checkpoint:
             folders = [
                 partition / name
                 for name in names_in(partition)
-                if not name.startswith("_") and (partition / name).is_dir()
+                if name not in _NO_STORE and (partition / name).is_dir()
             ]
             self._stores[partition] = folders or [partition]
         return self._stores[partition]

@@ -235,6 +235,30 @@ def jvm_process() -> int | None:
     return None if process is None else int(process.pid)
 
 
+def keep_no_checksums(spark: Any) -> None:
+    """Hadoop's `.crc` beside each local file takes a tenth of a small epoch. Spark's files of
+    state have checksums of their own, and what onceflow writes has.
+
+    (A RawLocalFileSystem has none either, but a snapshot of state cannot be written through it.)
+    """
+    files = _local_files(spark)
+    files.setWriteChecksum(False)
+    files.setVerifyChecksum(False)
+
+
+def has_raw_files(spark: Any) -> bool:
+    """Then Spark fails as soon as it writes a snapshot of state (a ClassCastException)."""
+    return "Raw" in str(_hadoop(spark).get("fs.file.impl", ""))
+
+
+def _local_files(spark: Any) -> Any:
+    return spark._jvm.org.apache.hadoop.fs.FileSystem.getLocal(_hadoop(spark))
+
+
+def _hadoop(spark: Any) -> Any:
+    return spark.sparkContext._jsc.hadoopConfiguration()
+
+
 def keep_quiet(spark: Any) -> None:
     """setLogLevel raises every logger; those that onceflow reports itself go back to silence."""
     spark.sparkContext.setLogLevel("ERROR")

@@ -18,6 +18,7 @@ from typing import Any
 
 from onceflow.errors import SetupError
 from onceflow.runtime.family import adopt_orphans, family, processes, scratch_environment
+from onceflow.session import AGEING
 
 Event = dict[str, Any]
 
@@ -125,7 +126,7 @@ class Drivers:
         adopt_orphans()
         self.scratch = folder / "scratch"
         self.scratch.mkdir(parents=True)
-        self._master, self._settings = master, settings
+        self._master, self._settings = master, {**AGEING, **settings}
         self._started: list[Driver] = []
         self._spares = [self._start()]
 
