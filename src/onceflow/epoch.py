@@ -15,7 +15,7 @@
 **One epoch** (inside `foreachBatch`):
 
 1. check    nobody came after us; Spark planned the range that follows the last decision, and its
-            file says what its memory says
+            file says what its memory says; what joined its sources is remembered
 2. stage    one Spark action: rows and state of one attempt, where no reader sees them
 3. harden   fsync rows, offsets and state
 4. decide   append the decision: the commit point. From here on the epoch will be published
@@ -115,6 +115,7 @@ class Epochs:
         self._ledgers: dict[str, Ledger] = {}
         self._hardened: set[Path] = set()
         self._standing = Standing(declared.sources, query)
+        self._reads: set[str] = set()  # its sources, as far as Spark has planned them
         self._stager = Stager(declared.outputs, declared.by, self.schema, declared.on_bad)
         self._running: RunningQuery | None = None
         self._busy = threading.Lock()
@@ -284,7 +285,8 @@ class Epochs:
             if successor is not None:
                 return successor
             if isinstance(failure, OutOfRange):
-                return self._standing.which_are_gone(self._last_end, failure)
+                stands = {**dict.fromkeys(self._reads), **self._last_end}
+                return self._standing.which_are_gone(stands, failure)
         return failure
 
     def _run(self, batch: Any, epoch: int) -> None:
@@ -362,6 +364,8 @@ class Epochs:
             raise PlanChanged(f"{self._id()}: {problem}", hint="the query is opened again")
         if first:
             self._standing.hold(plan.end, self._first_start)
+        self._reads = set(plan.end)
+        self._standing.remember(plan.end)
         return self._running, plan, offsets, entries
 
     def _decision(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,8 @@ class Flow:
         if self._folder is not None:
             # "latest" is where the job was started first, not where it is started again
             pin = self._folder.pin(name, source.pin)
-            source = source if pin is None else source.pinned(pin)
+            if pin is not None:
+                source = source.pinned(pin, partial(self._folder.keep, name))
         self.sources[name] = source
         if isinstance(source.on_bad, Sink):
             self.write(f"{name}.rejected", source.rejected(self.spark, name), to=source.on_bad)

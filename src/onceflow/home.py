@@ -3,6 +3,7 @@
 <home>/<job>/job.json                      the first lineage of the job
 <home>/<job>/lease/                        terms and who holds them
 <home>/<job>/starts/<source>.json          where a source began, if that was not its beginning
+<home>/<job>/starts/<source>/<part>.json   what was first known of a part that joined it later
 <home>/<job>/lineages/<id>/lineage.json    parent, reason, Spark version, settings
 <home>/<job>/lineages/<id>/<query>/        a Spark checkpoint, and in it
 <home>/<job>/lineages/<id>/<query>/onceflow/log/     the epoch log
@@ -125,6 +126,12 @@ class JobFolder:
             data = self.store.read(name)
             assert data is not None
         return unseal(data, "start", source, self.store.where(name))
+
+    def keep(self, source: str, part: str, facts: dict[str, Any]) -> dict[str, Any]:
+        """What was first known of a part that joined a source later: `facts`, if nothing was."""
+        kept = self.pin(f"{source}/{part}", lambda: facts)
+        assert kept is not None
+        return kept
 
     def _refuse_weaker(self, settings: dict[str, str]) -> None:
         weaker = [

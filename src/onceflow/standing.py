@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from onceflow.errors import OutOfRange
+from onceflow.errors import OnceflowError, OutOfRange, PlanChanged, ServerSilent
 from onceflow.home import Query, now
 from onceflow.log.readers import hold_offsets
 from onceflow.sources.base import Source
@@ -22,18 +22,28 @@ class Standing:
         self._query = query
         self._name = f"{query.job}/{query.name}"
 
-    def check(self, end: Mapping[str, Any]) -> None:
-        """Refuse to go on from there if rows behind it are gone."""
-        for source, offset in self._known(end):
-            source.check(offset)
+    def check(self, end: Mapping[str, Any]) -> bool:
+        """Refuse to go on from there if rows behind it are gone. True: all sources have looked."""
+        looked = [source.check(offset) for source, offset in self._known(end)]
+        return bool(end) and len(looked) == len(end) and all(looked)
 
-    def which_are_gone(self, end: Mapping[str, Any], failure: OutOfRange) -> OutOfRange:
-        """A task misses rows; their source can say which."""
+    def which_are_gone(self, end: Mapping[str, Any], failure: OutOfRange) -> OnceflowError:
+        """A task misses rows; their source can say which, or that it is not so."""
         try:
-            self.check(end)
-        except OutOfRange as exact:
+            looked = self.check(end)
+        except (OutOfRange, ServerSilent) as exact:
             return exact
-        return failure
+        if not looked:
+            return failure
+        return PlanChanged(
+            f"Spark says: {failure.message}; but nothing is missing behind the last decision",
+            hint="the query is opened again",
+        )
+
+    def remember(self, end: Mapping[str, Any]) -> None:
+        """An epoch is planned up to there: what is new in its sources is kept."""
+        for source, offset in self._known(end):
+            source.remember(offset)
 
     def hold(self, end: Mapping[str, Any], oldest: Mapping[str, Any]) -> None:
         """Tell the logs that are read which rows this query may still go back to."""

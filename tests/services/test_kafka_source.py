@@ -30,10 +30,11 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 import onceflow
 from onceflow import Flow, Handle, sinks
-from onceflow.errors import BadInput, JobError, OutOfRange, ServerSilent
+from onceflow.errors import BadInput, JobError, OutOfRange, PlanChanged, ServerSilent
 from onceflow.home import JobFolder
 from onceflow.sources import Kafka
 from onceflow.spark_inside import keep_quiet
@@ -502,6 +503,100 @@ def test_a_topic_that_was_created_again_is_another_one(world: World) -> None:
     with pytest.raises(OutOfRange, match="was deleted and created again"):
         world.live()
     assert world.ids() == list(range(4))
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_a_topic_that_joined_later_and_was_created_again_is_another_one(
+    world: World, running: bool
+) -> None:
+    world.put(orders(0, 4), topic=world.create(f"{world.topic}-a"))
+    pattern = re.compile(f"{world.topic}-[ab]")
+    declare = world.copy(world.source(topics=pattern, value=ORDERS))
+    later = f"{world.topic}-b"
+    if running:
+        with world.start(declare):
+            wait_for(lambda: world.ids() == list(range(4)))
+            world.put(orders(4, 4), topic=world.create(later))
+            wait_for(lambda: world.ids() == list(range(8)))
+    else:
+        world.live(declare)
+        world.put(orders(4, 4), topic=world.create(later))
+        world.live(declare)
+    world.live(declare)
+    world.delete(later)
+    world.put(orders(50, 10), topic=world.create(later))  # as many rows as before, and more
+    with pytest.raises(OutOfRange, match=f"topic {later} was deleted and created again"):
+        world.live(declare)
+    assert world.ids() == list(range(8))
+
+
+def test_a_topic_that_joins_is_known_before_its_first_rows_are_decided(world: World) -> None:
+    world.put(orders(0, 4), topic=world.create(f"{world.topic}-a"))
+    pattern = re.compile(f"{world.topic}-[ab]")
+    declare = world.copy(world.source(topics=pattern, value=ORDERS))
+    handle = world.start(declare)
+    wait_for(lambda: world.ids() == list(range(4)))
+    kept = world.root / "home/shop/starts/orders" / f"{world.topic}-b.json"
+    seen: list[bool] = []
+
+    def crash(_: Any) -> None:
+        seen.append(kept.exists())
+        raise faults.InjectedFault
+
+    faults.arm("epoch.checked", crash)
+    world.put(orders(4, 4), topic=world.create(f"{world.topic}-b"))
+    with pytest.raises(faults.InjectedFault):
+        handle.wait(60)
+    faults.disarm()
+    assert seen == [True]
+    world.live(declare)
+    assert world.ids() == list(range(8))
+
+
+def test_a_topic_that_is_not_asked_for_any_more_is_named(world: World) -> None:
+    names = [world.create(f"{world.topic}-{part}", 1) for part in "ab"]
+    world.put(orders(0, 3), topic=names[0])
+    world.live(world.copy(topics=names))
+    with pytest.raises(JobError, match=f"does not name topic {names[1]} any more"):
+        world.live(world.copy(topics=names[:1]))
+
+
+def test_a_topic_that_joins_without_its_first_rows_is_named(world: World) -> None:
+    world.put(orders(0, 4), topic=world.create(f"{world.topic}-a"))
+    declare = world.copy(topics=re.compile(f"{world.topic}(-a)?"))
+    world.live(declare)
+    world.put(orders(4, 4), topic=world.create(partitions=1))
+    drop_below(world, {0: 2})
+    with pytest.raises(OutOfRange, match="partition 0 came later, and its offsets 0 to 1 are gone"):
+        world.live(declare)
+
+
+def test_rows_that_kafka_removes_before_the_first_decision_are_named(world: World) -> None:
+    world.create(partitions=1)
+    world.put(orders(0, 10))
+    faults.arm("epoch.checked", lambda _: drop_below(world, {0: 3}))
+    with pytest.raises(OutOfRange, match="partition 0: offsets 0 to 2 are gone"):
+        world.live()
+    assert world.rows() == []
+
+
+def test_a_failure_for_want_of_rows_that_are_all_there_is_tried_again(world: World) -> None:
+    world.create()
+    said = f"Partition {world.topic}-0 offset was changed from 9 to 4"  # by a broker that lags
+
+    def fails(flow: Flow) -> None:
+        rows = flow.read("orders", world.source(value=ORDERS))
+        no = F.raise_error(F.lit(said)).cast("long")
+        flow.write("out", rows.select(no.alias("id"), "_partition", "_offset"), to=world.to())
+
+    for first in (0, 10):  # nothing is decided, and something is
+        world.put(orders(first, 10))
+        with pytest.raises(PlanChanged, match="nothing is missing behind the last decision") as no:
+            world.live(fails)
+        assert no.value.retryable
+        assert "ends at offset 4" in str(no.value)
+        world.live()
+        assert world.ids() == list(range(first + 10))
 
 
 def test_a_topic_that_goes_under_a_running_job_stops_it(world: World) -> None:

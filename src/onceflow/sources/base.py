@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from onceflow.errors import JobError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+# Remembers facts of a part that joins a source later; gives what was remembered of it first.
+Keep = Callable[[str, dict[str, Any]], dict[str, Any]]
 
 
 class Source(ABC):
@@ -24,13 +28,19 @@ class Source(ABC):
         """Where a first start begins, if that is not the same a moment later ("latest")."""
         return None
 
-    def pinned(self, pin: dict[str, Any]) -> Source:
+    def pinned(self, pin: dict[str, Any], keep: Keep) -> Source:
         """This source, beginning where `pin` says."""
         return self
 
-    def check(self, offset: Any) -> None:
-        """Refuse to go on from `offset` if rows behind it are gone. Asked when a query is opened,
-        and when it has failed for want of rows."""
+    def remember(self, offset: Any) -> None:
+        """An epoch is planned up to `offset`, and nothing of it is read yet: what is new in it and
+        must be known by later starts is kept before the epoch is decided."""
+
+    def check(self, offset: Any) -> bool:
+        """Refuse to go on from `offset` (None: from the beginning) if rows behind it are gone.
+        Asked when a query is opened, and when it has failed for want of rows. False: a source of
+        this kind does not look."""
+        return False
 
     def published(self, query: str, offset: Any) -> None:
         """All rows up to `offset` are published by the query `job/query`. Must not wait."""

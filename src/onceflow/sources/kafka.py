@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from onceflow.errors import JobError, OutOfRange
+from onceflow.errors import JobError, OutOfRange, PlanChanged
 from onceflow.sinks.base import Sink
-from onceflow.sources.base import Source
+from onceflow.sources.base import Keep, Source
 from onceflow.sources.kafka_broker import Broker, Offsets, Topic
 from onceflow.sources.kafka_errors import explain_kafka
 from onceflow.sources.kafka_rows import Form
@@ -76,6 +76,8 @@ class Kafka(Source):
         self.group = group
         self._settings = dict(settings or {})
         self._pin: dict[str, Any] | None = None
+        self._keep: Keep = lambda _, facts: facts
+        self._ids: dict[str, str] = {}  # of the topics that were seen
         self._reached: dict[str, dict[str, Offsets]] = {}  # group -> query -> offsets
         if isolation not in _ISOLATION:
             raise JobError(f"isolation={isolation!r}", hint=f"use one of {', '.join(_ISOLATION)}")
@@ -109,11 +111,37 @@ class Kafka(Source):
             }
         }
 
-    def pinned(self, pin: dict[str, Any]) -> Kafka:
+    def pinned(self, pin: dict[str, Any], keep: Keep) -> Kafka:
         """This source, beginning where `pin` says."""
         source = copy.copy(self)
-        source._pin, source._reached = pin, {}
+        source._pin, source._keep, source._reached = pin, keep, {}
+        source._ids = {name: topic["id"] for name, topic in pin["topics"].items()}
         return source
+
+    def remember(self, offset: Any) -> None:
+        """The ids of topics that joined. Asked for before rows are read: if a topic is created
+        again in between, it is not taken for the one that was read."""
+        new = sorted(set(offset) - set(self._ids))
+        if not new:
+            return
+        topics = self._broker.present(new)
+        self._refuse_others(topics)
+        if missing := [name for name in new if name not in topics]:
+            raise PlanChanged(
+                f"topic {', '.join(missing)} was deleted before it was read",
+                hint="the query is opened again",
+            )
+
+    def _refuse_others(self, topics: Mapping[str, Topic]) -> None:
+        """From the first time on that a topic is seen, it is known by its id."""
+        for name, topic in topics.items():
+            if name not in self._ids:
+                self._ids[name] = self._keep(name, {"id": topic.id})["id"]
+            if topic.id != self._ids[name]:
+                raise OutOfRange(
+                    f"topic {name} was deleted and created again since this job first saw it",
+                    hint="start the job under a new home with targets of its own",
+                )
 
     def _first(self, topics: Mapping[str, Topic]) -> Offsets:
         places = [(name, p) for name, topic in topics.items() for p in range(topic.partitions)]
@@ -173,27 +201,30 @@ class Kafka(Source):
         """For every partition that there is: where the first start began, or its beginning."""
         pinned = (self._pin or self.pin())["topics"]
         topics = self._broker.topics(self.topics)
+        if self._pin:
+            self._refuse_others(topics)
         begin = {}
         for name, topic in topics.items():
-            seen = pinned.get(name, {"id": topic.id, "next": []})
-            if topic.id != seen["id"]:
-                raise OutOfRange(
-                    f"topic {name} was deleted and created again since this job was first started",
-                    hint="start the job under a new home with targets of its own",
-                )
-            later = [_EARLIEST] * (topic.partitions - len(seen["next"]))
-            begin[name] = dict(enumerate([*seen["next"], *later]))
+            first = pinned[name]["next"] if name in pinned else []
+            later = [_EARLIEST] * (topic.partitions - len(first))
+            begin[name] = dict(enumerate([*first, *later]))
         return json.dumps(begin) if begin else "earliest"
 
     # .............................................................. where it goes on
 
-    def check(self, offset: Any) -> None:
+    def check(self, offset: Any) -> bool:
         """Refuse to go on from `offset` if rows behind it are gone; says which."""
-        stands = _flat(offset)
+        stands = self._begins() if offset is None else _flat(offset)
+        dropped = sorted({topic for topic, _ in stands if not self._wants(topic)})
+        if dropped:
+            raise JobError(
+                f"{self} does not name topic {', '.join(dropped)} any more, which the job has read",
+                hint="name it again, or start the job under a new home with targets of its own",
+            )
         for last in (False, False, True):  # a broker that has just become leader may lag
-            lost, left = self._lost(stands)
+            lost, left = self._lost(stands, begun=offset is not None)
             if not lost:
-                return
+                return True
             if not last:
                 time.sleep(_LAG)
         raise OutOfRange(
@@ -202,13 +233,29 @@ class Kafka(Source):
             f"under a new home with targets of its own and start={left}",
         )
 
-    def _lost(self, stands: Offsets) -> tuple[list[str], dict[str, dict[int, int]]]:
+    def _begins(self) -> Offsets:
+        """Where the first start began, as far as it is pinned."""
+        pinned = self._pin["topics"] if self._pin else {}
+        return {(name, p): o for name, of in pinned.items() for p, o in enumerate(of["next"])}
+
+    def _wants(self, topic: str) -> bool:
+        if isinstance(self.topics, re.Pattern):
+            return self.topics.fullmatch(topic) is not None
+        return topic in self.topics
+
+    def _lost(self, stands: Offsets, *, begun: bool) -> tuple[list[str], dict[str, dict[int, int]]]:
         """What is gone, and where the rest begins."""
-        topics = self._broker.present(sorted({topic for topic, _ in stands}))
-        there = [(t, p) for t, p in stands if t in topics and p < topics[t].partitions]
-        ranges = self._broker.ranges(there)
+        topics = self._broker.present(self.topics)
+        places = [(name, p) for name, topic in topics.items() for p in range(topic.partitions)]
+        ranges = self._broker.ranges(places)
         low, high = ({place: r[i] for place, r in ranges.items()} for i in (0, 1))
+        others = {n for n, topic in topics.items() if self._ids.get(n, topic.id) != topic.id}
+        there = [place for place in places if place in stands and place[0] not in others]
         lost = [
+            f"topic {name} was deleted and created again since this job first saw it"
+            for name in sorted(others)
+        ]
+        lost += [
             f"topic {t}, partition {p}: offsets {stands[t, p]} to {low[t, p] - 1} are gone"
             for t, p in there
             if low[t, p] > stands[t, p]
@@ -222,10 +269,15 @@ class Kafka(Source):
         lost += [
             f"topic {t}, partition {p} is gone; it was read up to offset {o}"
             for (t, p), o in stands.items()
-            if (t, p) not in there
+            if (t, p) not in ranges
+        ]
+        lost += [
+            f"topic {t}, partition {p} came later, and its offsets 0 to {low[t, p] - 1} are gone"
+            for t, p in places
+            if begun and (t, p) not in stands and t not in others and low[t, p] > 0
         ]
         left: dict[str, dict[int, int]] = {}
-        for topic, partition in there:
+        for topic, partition in places:
             left.setdefault(topic, {})[partition] = low[topic, partition]
         return lost, left
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from onceflow.errors import JobError
 from onceflow.log.embedded import EmbeddedLog
-from onceflow.sources.base import Source
+from onceflow.sources.base import Keep, Source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -68,7 +68,7 @@ class Log(Source):
         log = EmbeddedLog(self.path)
         return {"log": log.facts.id, "next": first_offsets(log, self._start)}
 
-    def pinned(self, pin: dict[str, Any]) -> Log:
+    def pinned(self, pin: dict[str, Any], keep: Keep) -> Log:
         """This source, beginning where `pin` says."""
         log = EmbeddedLog(self.path)
         if pin["log"] != log.facts.id:
