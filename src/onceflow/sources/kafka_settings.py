@@ -23,8 +23,25 @@ _OURS = {
     "auto.offset.reset": "start=",
     "max.poll.records": "max_rows_per_epoch=",
 }
-_SHARED = ("security.", "sasl.", "ssl.", "client.", "broker.", "socket.connection.")
-_JAVA_ONLY = ("sasl.jaas.config", "sasl.login.", "ssl.truststore.", "ssl.protocol", "client.dns.")
+# What librdkafka takes to reach a broker. All other names are for the Java client alone, also those
+# that both know and mean different things by (`ssl.cipher.suites`, `sasl.kerberos.kinit.cmd`).
+_DRIVER = {
+    "security.protocol", "sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password",
+    "sasl.kerberos.service.name", "sasl.kerberos.principal", "sasl.kerberos.keytab",
+    "sasl.kerberos.min.time.before.relogin",
+    "sasl.oauthbearer.method", "sasl.oauthbearer.config", "sasl.oauthbearer.scope",
+    "sasl.oauthbearer.extensions", "sasl.oauthbearer.token.endpoint.url",
+    "sasl.oauthbearer.grant.type", "sasl.oauthbearer.metadata.authentication.type",
+    "ssl.ca.location", "ssl.ca.pem", "ssl.ca.certificate.stores", "ssl.crl.location",
+    "ssl.certificate.location", "ssl.certificate.pem",
+    "ssl.key.location", "ssl.key.pem", "ssl.key.password", "ssl.endpoint.identification.algorithm",
+    "ssl.curves.list", "ssl.sigalgs.list", "ssl.providers", "ssl.engine.location", "ssl.engine.id",
+    "client.id", "client.rack", "client.dns.lookup",
+    "broker.address.family", "broker.address.ttl", "broker.version.fallback",
+    "socket.connection.setup.timeout.ms",
+}  # fmt: skip
+_DRIVER_PARTS = ("sasl.oauthbearer.client.", "sasl.oauthbearer.assertion.")
+_VERIFIES = "ssl.endpoint.identification.algorithm"
 
 
 def refuse_settings(settings: Mapping[str, str]) -> None:
@@ -50,28 +67,84 @@ def for_spark(settings: Mapping[str, str]) -> dict[str, str]:
             )
         said = f'username="{_quoted(user)}" password="{_quoted(password)}"'
         given["sasl.jaas.config"] = f"{_MODULES[mechanism]} required {said};"
-    if "ssl.ca.location" in given:
-        given.setdefault("ssl.truststore.type", "PEM")
-        given["ssl.truststore.location"] = given.pop("ssl.ca.location")
-    certificate, key = given.pop("ssl.certificate.location", ""), given.pop("ssl.key.location", "")
-    if certificate and key:
-        given["ssl.keystore.type"] = "PEM"
-        given["ssl.keystore.certificate.chain"] = _text(certificate)
-        given["ssl.keystore.key"] = _text(key)
+    if given.get(_VERIFIES) == "none":
+        given[_VERIFIES] = ""
+    _stores(given)
     return {f"kafka.{name}": value for name, value in given.items()}
+
+
+def _stores(given: dict[str, str]) -> None:
+    """Certificates by librdkafka's names become stores; those that are given by name stay."""
+    file, text = given.pop("ssl.ca.location", ""), given.pop("ssl.ca.pem", "")
+    if (file or text) and not _any(given, "ssl.truststore.location", "ssl.truststore.certificates"):
+        given["ssl.truststore.type"] = "PEM"
+        given["ssl.truststore.certificates" if text else "ssl.truststore.location"] = text or file
+    parts = {}
+    for part in ("certificate", "key"):
+        file, text = given.pop(f"ssl.{part}.location", ""), given.pop(f"ssl.{part}.pem", "")
+        parts[part] = text or (_text(file) if file else "")
+    if all(parts.values()) and not _any(given, "ssl.keystore.location", "ssl.keystore.key"):
+        given["ssl.keystore.type"] = "PEM"
+        given["ssl.keystore.certificate.chain"] = parts["certificate"]
+        given["ssl.keystore.key"] = parts["key"]
 
 
 def for_driver(settings: Mapping[str, str]) -> dict[str, str]:
     """As settings of librdkafka: only what it takes to reach the broker."""
-    given = {n: _value(v) for n, v in settings.items() if n.startswith(_SHARED)}
+    given = {name: _value(value) for name, value in settings.items()}
+    driver = {n: v for n, v in given.items() if n in _DRIVER or n.startswith(_DRIVER_PARTS)}
     jaas = given.get("sasl.jaas.config", "")
     for name in ("username", "password"):
         found = re.search(rf'{name}="((?:[^"\\]|\\.)*)"', jaas)
         if found:
-            given.setdefault(f"sasl.{name}", re.sub(r"\\(.)", r"\1", found[1]))
-    if given.get("ssl.truststore.type", "").upper() == "PEM":
-        given.setdefault("ssl.ca.location", given.get("ssl.truststore.location", ""))
-    return {n: v for n, v in given.items() if not n.startswith(_JAVA_ONLY)}
+            driver.setdefault(f"sasl.{name}", re.sub(r"\\(.)", r"\1", found[1]))
+    if driver.get(_VERIFIES) == "":
+        driver[_VERIFIES] = "none"
+    if not _any(driver, "ssl.ca.location", "ssl.ca.pem"):
+        driver |= _authorities(given)
+    if not _any(driver, "ssl.certificate.location", "ssl.certificate.pem"):
+        driver |= _certificate(given)
+    return driver
+
+
+def _authorities(given: Mapping[str, str]) -> dict[str, str]:
+    """A trust store by librdkafka's names."""
+    if "ssl.truststore.certificates" in given:
+        return {"ssl.ca.pem": given["ssl.truststore.certificates"]}
+    if "ssl.truststore.location" not in given:
+        return {}
+    _kind(given, "truststore", "PEM")
+    return {"ssl.ca.location": given["ssl.truststore.location"]}
+
+
+def _certificate(given: Mapping[str, str]) -> dict[str, str]:
+    """A key store by librdkafka's names."""
+    if "ssl.keystore.key" in given:
+        chain = given.get("ssl.keystore.certificate.chain", "")
+        return {"ssl.key.pem": given["ssl.keystore.key"], "ssl.certificate.pem": chain}
+    if "ssl.keystore.location" not in given:
+        return {}
+    if _kind(given, "keystore", "PEM", "PKCS12") == "PEM":  # a file with both in it
+        names = ("ssl.certificate.location", "ssl.key.location")
+        return dict.fromkeys(names, given["ssl.keystore.location"])
+    names = ("ssl.keystore.location", "ssl.keystore.password")
+    return {name: given[name] for name in names if name in given}
+
+
+def _kind(given: Mapping[str, str], store: str, *known: str) -> str:
+    kind = given.get(f"ssl.{store}.type", "JKS").upper()  # as the Java client takes it
+    if kind not in known:
+        raise JobError(
+            f"settings: ssl.{store}.location is a {kind} store, which the driver's client "
+            "(librdkafka) cannot read",
+            hint="name PEM files, instead of stores or beside them: ssl.ca.location, and for a "
+            "certificate of your own ssl.certificate.location and ssl.key.location",
+        )
+    return kind
+
+
+def _any(given: Mapping[str, str], *names: str) -> bool:
+    return any(name in given for name in names)
 
 
 def _value(value: object) -> str:
