@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import math
 import sqlite3
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from targets import LINEAGE, OUTPUT, SCHEMA, SqliteTarget, publication, schema, stage, table
 
+import any_values
 from onceflow.errors import (
     BadRows,
     JobError,
@@ -502,3 +509,86 @@ def test_a_table_that_was_dropped_between_two_epochs_is_noticed(
     user_makes(target, "DROP TABLE counts")
     with pytest.raises(TargetBehind):
         sink.publish(publication(target.root, 1, table([2])))
+
+
+# ---------------------------------------------------------------- what it can never take
+
+
+def _fits(kind: str, value: Any) -> bool:
+    if kind == "string":
+        return any_values.is_utf8(value)
+    return kind not in any_values.TIMES or -719_162 <= any_values.day_of(kind, value) <= 2_932_896
+
+
+def _from_column(kind: str, value: Any) -> Any:
+    forms: dict[str, Callable[[Any], Any]] = {
+        "string": str.encode, "boolean": bool, "float": float, "double": float,
+        **{time: partial(any_values.time_from, time) for time in any_values.TIMES},
+    }  # fmt: skip
+    return Decimal(value) if kind.startswith("decimal") else forms.get(kind, lambda v: v)(value)
+
+
+def _from_json(kind: str, value: Any) -> Any:
+    return base64.b64decode(value) if kind == "binary" else _from_column(kind, value)
+
+
+def _without_nan(_: str, value: Any) -> Any:
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+@given(st.data(), any_values.KINDS, st.booleans())
+@settings(deadline=None, max_examples=50)
+def test_a_value_is_refused_before_it_is_decided_or_it_comes_back(
+    data: st.DataObject, kind: Any, keyed: bool
+) -> None:
+    drawn = data.draw(st.lists(st.none() | any_values.values(kind), min_size=1, max_size=4))
+    fits = all(_fits(*part) for value in drawn for part in any_values.plain_values(kind, value))
+    with tempfile.TemporaryDirectory() as root:
+        target = SqliteTarget(Path(root))
+        sink, kinds = sqlite(target, key="id" if keyed else ()), any_values.schema_of(kind)
+        sink.prepare(OUTPUT, kinds, "append")
+        sink.fence(OUTPUT, term=1, token="token 1")
+        rows = any_values.staged(target.root / "rows", kind, drawn)
+        if not fits:
+            with pytest.raises(BadRows, match="column v"):
+                sink.stage(rows)
+            return
+        decided = publication(target.root, 0, files=sink.stage(rows), schema=kinds)
+        assert sink.publish(decided) is Outcome.PUBLISHED
+        found = [value for (value,) in target.query("SELECT v FROM counts ORDER BY id")]
+    if not isinstance(kind, str):
+        found = [value if value is None else json.loads(value) for value in found]
+    back = _from_column if isinstance(kind, str) else _from_json
+    expected = [any_values.walk(kind, value, _without_nan) for value in drawn]
+    assert [any_values.walk(kind, value, back) for value in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad", "said"),
+    [
+        ("string", b"\xff", "text that is not UTF-8 in column v"),
+        ("string", b"\xed\xa0\x80", "text that is not UTF-8 in column v"),
+        ("date", -719_163, "a date before the year 1 or after 9999 in column v"),
+        ("timestamp", 2_932_897 * 86_400_000_000,
+         "a timestamp before the year 1 or after 9999 in column v"),
+        ("timestamp_ntz", 2**62, "a timestamp_ntz before the year 1 or after 9999 in column v"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("deep", [False, True])
+def test_what_sqlite_cannot_store_is_named_with_the_first_row_that_has_it(
+    target: SqliteTarget, kind: Any, bad: Any, said: str, deep: bool
+) -> None:
+    drawn = [None, bad, None, bad]
+    if deep:
+        kind = {"type": "array", "elementType": kind, "containsNull": True}
+        drawn = [value and [None, value] for value in drawn]
+    rows = any_values.staged(target.root / "rows", kind, drawn)
+    with pytest.raises(BadRows) as refused:
+        sqlite(target, key="id").stage(rows)
+    assert f"{said} (2 values), the first where id = 1" in refused.value.message
+    assert "filter these rows out" in refused.value.hint
+    with pytest.raises(BadRows, match=r"\(2 values\)\n"):
+        sqlite(target).stage(rows)
+    if not deep:  # the key itself may be what is wrong
+        with pytest.raises(BadRows, match="the first where v = "):
+            sqlite(target, key="v").stage(rows)

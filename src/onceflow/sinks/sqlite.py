@@ -35,7 +35,15 @@ from onceflow.ledger import (
 )
 from onceflow.schema import columns, leaf_types, refuse_difference
 from onceflow.sinks.base import Sink, Staged
-from onceflow.sinks.sqlite_values import affinity, quote, sqlite_type, sqlite_values
+from onceflow.sinks.sqlite_values import (
+    affinity,
+    may_be_unfit,
+    quote,
+    sqlite_type,
+    sqlite_unfit,
+    sqlite_values,
+)
+from onceflow.sinks.unfit import refuse_unfit
 from onceflow.storage import make_dirs
 from onceflow.testing.faults import reach
 
@@ -50,7 +58,9 @@ class Sqlite(Sink):
 
     Rows that somebody else writes into the table are not noticed. SQLite has no NaN (it becomes
     NULL), and only integers, doubles, text and bytes: timestamps are text in UTC, decimals and
-    dates are text, nested values are JSON text.
+    dates are text, nested values are JSON text. Text that is not UTF-8 and times before the year
+    1 or after 9999 (SQLite's own functions for dates end there) stop the job before the epoch is
+    decided.
 
     Without `key`: append; each row is tagged with `_lineage` and `_epoch`. With `key`: upsert;
     if an epoch has several rows of one key, the one staged last stays. The table is created if
@@ -109,6 +119,12 @@ class Sqlite(Sink):
                 self._refuse_other_key(db)
 
     def stage(self, staged: Staged) -> tuple[Committable, ...]:
+        """What SQLite would refuse is refused here, before it is decided."""
+        kinds = leaf_types(staged.schema)
+        names = [n for n in kinds if n in self.key or any(map(may_be_unfit, kinds[n]))]
+        if names:
+            batches = (batch for file in staged.files for batch in _batches(file.path, names))
+            refuse_unfit(str(self), batches, sqlite_unfit, self.key)
         if self.key:
             for file in staged.files:
                 self._refuse_null_keys(file)
@@ -199,8 +215,6 @@ class Sqlite(Sink):
                 self._write(db, publication)
 
     def _write(self, db: sqlite3.Connection, publication: Publication) -> int:
-        import pyarrow.parquet as pq
-
         wanted = self._columns(publication.schema, publication.mode)
         tags = (publication.lineage, publication.epoch) if "_epoch" in wanted else ()
         self._create(db, wanted)
@@ -218,7 +232,7 @@ class Sqlite(Sink):
         for file in publication.files:
             if not os.path.exists(file.path):
                 raise staged_file_gone(str(self), file.path, publication.epoch)
-            for batch in pq.ParquetFile(file.path).iter_batches(batch_size=20_000):
+            for batch in _batches(file.path):
                 lists = [sqlite_values(batch.column(name), kinds[name]) for name in kinds]
                 db.executemany(insert, (row + tags for row in zip(*lists, strict=True)))
                 count += batch.num_rows
@@ -382,3 +396,9 @@ class Sqlite(Sink):
                 "nothing is lost"
             )
         return PublishFailed(f"{self}: {error}", hint=hint)
+
+
+def _batches(path: str, names: list[str] | None = None) -> Iterator[Any]:
+    import pyarrow.parquet as pq
+
+    yield from pq.ParquetFile(path).iter_batches(batch_size=20_000, columns=names)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import math
+from collections import Counter
 from decimal import Decimal
 from typing import Any
+
+from onceflow.sinks.unfit import YEAR_1, YEAR_10000, is_text, leaves, not_utf8, outside, time_kind
 
 _INTEGERS = ("boolean", "byte", "short", "integer", "long")
 
@@ -68,6 +71,23 @@ def _json(value: Any) -> str | None:
                 return str(part)
 
     return None if value is None else json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
+
+
+def may_be_unfit(kind: str) -> bool:
+    return kind == "string" or kind.startswith(("date", "timestamp"))
+
+
+def sqlite_unfit(batch: Any) -> Counter[str]:
+    """What SQLite cannot store, or its functions for dates cannot read -> how many of it."""
+    found: Counter[str] = Counter()
+    for name in batch.schema.names:
+        for leaf in leaves(batch.column(name)):
+            if is_text(leaf.type):
+                found[f"text that is not UTF-8 in column {name}"] += not_utf8(leaf)
+            elif kind := time_kind(leaf.type):
+                far = outside(leaf, YEAR_1, YEAR_10000 - 1)
+                found[f"a {kind} before the year 1 or after 9999 in column {name}"] += far
+    return +found
 
 
 def quote(name: str) -> str:

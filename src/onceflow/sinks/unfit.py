@@ -1,0 +1,146 @@
+"""What rows may hold that a target can never take.
+
+It is looked for before an epoch is decided: after that the epoch must be published, and the job
+would be stuck with it.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from onceflow.errors import BadRows
+
+US_A_DAY = 86_400_000_000
+# Days since 1970 of 0001-01-01 and 10000-01-01: the years that Arrow and Python write rightly.
+YEAR_1, YEAR_10000 = -719_162, 2_932_897
+_SHOWN = 60  # characters of a key
+
+
+def refuse_unfit(
+    target: str,
+    batches: Iterable[Any],
+    unfit: Callable[[Any], Mapping[str, int]],
+    key: Sequence[str],
+) -> None:
+    """`BadRows` that says what is where, how often, and in which row first.
+
+    `unfit`: a batch -> what is in it that the target cannot store, and how many of it.
+    """
+    counts: Counter[str] = Counter()
+    first: dict[str, str] = {}
+    for batch in batches:
+        found = unfit(batch)
+        counts.update(found)
+        for what in found.keys() - first.keys():
+            first[what] = _first_row(batch, unfit, what, key)
+    if counts:
+        raise BadRows(
+            f"{target} cannot store "
+            + "; ".join(f"{what} ({n:,} values){first[what]}" for what, n in counts.items()),
+            hint="filter these rows out, mend them, or send them to another output",
+        )
+
+
+def leaves(column: Any) -> Iterator[Any]:
+    """The plain values of a column, however deep they lie."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_struct(column.type):
+        for number in range(column.type.num_fields):
+            yield from leaves(pc.struct_field(column, [number]))
+    elif pa.types.is_map(column.type):
+        begin, end = column.offsets[0].as_py(), column.offsets[-1].as_py()
+        for child in (column.keys, column.items):
+            yield from leaves(child.slice(begin, end - begin))
+    elif pa.types.is_nested(column.type):
+        yield from leaves(column.flatten())
+    else:
+        yield column
+
+
+def is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def time_kind(kind: Any) -> str | None:
+    """What Spark calls it; None if it is no time."""
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(kind):
+        return "timestamp" if kind.tz else "timestamp_ntz"
+    return "date" if pa.types.is_date(kind) else None
+
+
+def not_utf8(text: Any) -> int:
+    """How many of these strings. Spark's can be any bytes, and Parquet takes them as they are."""
+    import pyarrow as pa
+
+    try:
+        text.validate(full=True)
+    except pa.ArrowInvalid:
+        return sum(not _is_utf8(value) for value in text.cast(pa.binary()).to_pylist())
+    return 0
+
+
+def outside(column: Any, least: int, last: int) -> int:
+    """How many dates or timestamps are before the day `least` or after `last` (days since 1970)."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_date(column.type):
+        numbers = column.cast(pa.int32()).cast(pa.int64())
+    else:
+        numbers = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
+        least, last = least * US_A_DAY, min((last + 1) * US_A_DAY - 1, 2**63 - 1)
+    if between(numbers, least, last + 1):
+        return 0
+    return int(pc.sum(pc.or_(pc.less(numbers, least), pc.greater(numbers, last))).as_py())
+
+
+def between(numbers: Any, least: int, end: int) -> bool:
+    import pyarrow.compute as pc
+
+    ends = pc.min_max(numbers).as_py()
+    return ends["min"] is None or (ends["min"] >= least and ends["max"] < end)
+
+
+def _is_utf8(value: bytes | None) -> bool:
+    try:
+        return value is None or value.decode() is not None
+    except UnicodeDecodeError:
+        return False
+
+
+def _first_row(
+    batch: Any, unfit: Callable[[Any], Mapping[str, int]], what: str, key: Sequence[str]
+) -> str:
+    """The key of the first row that has it, as far as that can be shown."""
+    import pyarrow as pa
+
+    plain = [name for name in key if not pa.types.is_nested(batch.column(name).type)]
+    if not plain:
+        return ""
+    number = bisect.bisect_left(
+        range(batch.num_rows), True, key=lambda n: what in unfit(batch.slice(0, n + 1))
+    )
+    shown = (f"{name} = {_shown(batch.column(name)[number])}" for name in plain)
+    return f", the first where {', '.join(shown)}"
+
+
+def _shown(value: Any) -> str:
+    import pyarrow as pa
+
+    if not value.is_valid:
+        return "null"
+    if is_text(value.type):
+        return repr(value.cast(pa.binary()).as_py().decode(errors="replace")[:_SHOWN])
+    try:
+        return str(value.as_py())[:_SHOWN]
+    except (ValueError, OverflowError):
+        return "a time that Python does not have"
