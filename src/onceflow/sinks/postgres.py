@@ -14,13 +14,12 @@ import json
 import logging
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from onceflow.errors import (
-    BadRows,
     JobError,
     OnceflowError,
     PublishFailed,
@@ -52,6 +51,7 @@ from onceflow.sinks.postgres_table import (
 )
 from onceflow.sinks.postgres_unfit import always_fits, unfit
 from onceflow.sinks.sqlite_values import quote
+from onceflow.sinks.unfit import refuse_unfit
 from onceflow.testing.faults import reach
 
 if TYPE_CHECKING:
@@ -151,21 +151,9 @@ class Postgres(Sink):
         """What PostgreSQL would refuse is refused here, before it is decided."""
         kinds = {f["name"]: f["type"] for f in json.loads(staged.schema)["fields"]}
         names = [n for n, kind in kinds.items() if n in self.key or not always_fits(kind)]
-        wrong: Counter[str] = Counter()
-        for file in staged.files if names else ():
-            for batch in read_batches(file.path, staged.schema, names):
-                for name in names:
-                    column = batch.column(name)
-                    for what, count in unfit(column, kinds[name]).items():
-                        wrong[f"{what} in column {name}"] += count
-                    if name in self.key and column.null_count:
-                        wrong[f"null in key column {name}"] += column.null_count
-        if wrong:
-            raise BadRows(
-                f"{self} cannot store "
-                + ", ".join(f"{what} ({count:,} values)" for what, count in wrong.items()),
-                hint="filter these rows out, mend them, or send them to another output",
-            )
+        if names:
+            batches = (b for f in staged.files for b in read_batches(f.path, staged.schema, names))
+            refuse_unfit(str(self), batches, partial(unfit, kinds=kinds, key=self.key), self.key)
         return staged.files
 
     # -------------------------------------------------------------- the ledger

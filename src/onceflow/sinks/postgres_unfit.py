@@ -2,78 +2,103 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onceflow.sinks.postgres_values import US_A_DAY, between, bytes_of
+from onceflow.sinks.postgres_values import bytes_of, postgres_type
+from onceflow.sinks.unfit import is_text, leaves, not_utf8, outside, time_kind
 
 _FIRST_DAY = -2_440_588  # 4714-11-24 BC, of dates and timestamps
-_LAST_DATE, _LAST_TIME = 2_145_042_905, 2**63 - 1  # Spark's own timestamps end before
+_LAST_DAY = 2_145_042_905  # of dates; Spark's timestamps end before PostgreSQL's
+_INDEX_ROW, _HEADER = 2704, 8  # bytes; a third of a page is the most that a btree takes
 
 
 def always_fits(kind: Any) -> bool:
     return isinstance(kind, str) and kind not in ("string", "date", "timestamp", "timestamp_ntz")
 
 
-def unfit(column: Any, kind: Any) -> dict[str, int]:
-    """What is in a column that PostgreSQL cannot store -> how many of it."""
+def unfit(batch: Any, kinds: Mapping[str, Any], key: Sequence[str]) -> Counter[str]:
+    """What PostgreSQL cannot store -> how many of it."""
+    found: Counter[str] = Counter()
+    for name in batch.schema.names:
+        column = batch.column(name)
+        for leaf in leaves(column):
+            if is_text(leaf.type):
+                found[f"text that is not UTF-8 in column {name}"] += (broken := not_utf8(leaf))
+                nuls = 0 if broken else _with_nul(leaf)
+                found[f"text with a NUL character in column {name}"] += nuls
+            elif kind := time_kind(leaf.type):
+                far = outside(leaf, _FIRST_DAY, _LAST_DAY)
+                found[f"a {kind} that is out of PostgreSQL's range in column {name}"] += far
+        if name in key:
+            found[f"null in key column {name}"] += column.null_count
+    if key:
+        found[
+            f"a key that may take more than {_INDEX_ROW:,} bytes of an index (F.sha2 of it would "
+            f"not) in column {', '.join(key)}"
+        ] += _too_long(batch, kinds, key)
+    return +found
+
+
+def _with_nul(text: Any) -> int:
+    import pyarrow.compute as pc
+
+    if (bytes_of(text) == 0).any():
+        return pc.sum(pc.match_substring(text, "\0")).as_py() or 0
+    return 0
+
+
+# ---------------------------------------------------------------- how long a key is
+
+
+def _too_long(batch: Any, kinds: Mapping[str, Any], key: Sequence[str]) -> int:
+    """An index may hold a longer key if it can be compressed. That is not counted on: it hangs on
+    the server's settings, which may change once the epoch is decided."""
+    total = _HEADER + sum(index_bytes(batch.column(name), kinds[name]) for name in key)
+    return int((total > _INDEX_ROW).sum())
+
+
+def index_bytes(column: Any, kind: Any) -> Any:
+    """At most so many bytes does each value take in an index, with what aligns it."""
+    return _bytes(column, kind, in_json=postgres_type(kind) == "jsonb")
+
+
+def _bytes(column: Any, kind: Any, *, in_json: bool) -> Any:
+    """In jsonb each value has an entry of 4 bytes, numbers are `numeric`, times are text."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    def inner(values: Any, of: Any) -> Any:
+        return _bytes(values, of, in_json=in_json)
+
     match kind:
         case {"type": "struct", "fields": fields}:
-            import pyarrow.compute as pc
-
-            children = [
-                unfit(pc.struct_field(column, [number]), field["type"])
-                for number, field in enumerate(fields)
-            ]
+            total = np.full(len(column), 16, np.int64)
+            for number, field in enumerate(fields):
+                total += _aligned(len(field["name"].encode()) + 4)
+                total += inner(pc.struct_field(column, [number]), field["type"])
+            return total
         case {"type": "array", "elementType": of}:
-            children = [unfit(column.flatten(), of)]
+            return 32 + _sums(column, inner(column.values, of) + 1)  # a bit says what is null
         case {"type": "map", "keyType": key, "valueType": of}:
-            children = [unfit(column.keys, key), unfit(column.items, of)]
-        case "string":
-            return _unfit_text(column)
-        case "date" | "timestamp" | "timestamp_ntz":
-            return _unfit_time(column, kind)
-        case _:
-            return {}
-    found: dict[str, int] = {}
-    for child in children:
-        for what, count in child.items():
-            found[what] = found.get(what, 0) + count
-    return found
+            return 16 + _sums(column, inner(column.keys, key) + inner(column.items, of))
+        case "string" | "binary":
+            lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
+            lengths = lengths.astype(np.int64)
+            return _aligned((lengths * 2 + 2 if in_json and kind == "binary" else lengths) + 4)
+    plain = 48 if in_json else 32 if kind.startswith("decimal") else 8
+    return np.full(len(column), plain, np.int64)
 
 
-def _unfit_text(column: Any) -> dict[str, int]:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    column = column.cast(pa.string(), safe=False)
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid:
-        broken = sum(not _is_utf8(value) for value in column.cast(pa.binary()).to_pylist())
-        return {"text that is not UTF-8": broken}
-    if (bytes_of(column) == 0).any():
-        count = pc.sum(pc.match_substring(column, "\0")).as_py() or 0
-        return {"text with a NUL character": count} if count else {}
-    return {}
+def _aligned(size: Any) -> Any:
+    return (size + 7) // 8 * 8
 
 
-def _is_utf8(value: bytes | None) -> bool:
-    try:
-        return value is None or value.decode() is not None
-    except UnicodeDecodeError:
-        return False
+def _sums(lists: Any, sizes: Any) -> Any:
+    """Of the sizes of all elements those of each list."""
+    import numpy as np
 
-
-def _unfit_time(column: Any, kind: str) -> dict[str, int]:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if kind == "date":
-        numbers, least, last = column.cast(pa.int32()), _FIRST_DAY, _LAST_DATE
-    else:
-        numbers = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
-        least, last = _FIRST_DAY * US_A_DAY, _LAST_TIME
-    if between(numbers, least, last + 1):
-        return {}
-    outside = pc.or_(pc.less(numbers, least), pc.greater(numbers, last))
-    return {f"a {kind} that is out of PostgreSQL's range": pc.sum(outside).as_py()}
+    offsets = lists.offsets.to_numpy()
+    until = np.concatenate(([0], np.cumsum(sizes)))
+    return until[offsets[1:]] - until[offsets[:-1]]

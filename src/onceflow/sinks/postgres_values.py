@@ -18,6 +18,8 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from onceflow.sinks.unfit import US_A_DAY, YEAR_1, YEAR_10000, between
+
 _PLAIN = {
     "string": "text", "binary": "bytea", "boolean": "boolean", "byte": "smallint",
     "short": "smallint", "integer": "integer", "long": "bigint", "float": "real",
@@ -29,9 +31,6 @@ _IN_JSON = (("\\", "\\\\"), ('"', '\\"'), ("\t", "\\t"), ("\n", "\\n"), ("\r", "
 _IN_ARRAY = (("\\", "\\\\"), ('"', '\\"'))
 _ENCLOSED = ("date", "timestamp", "timestamp_ntz", "binary")  # their text has no quote in it
 _BYTES_AT_ONCE = 16_000_000
-US_A_DAY = 86_400_000_000
-# Days since 1970 of 0001-01-01 and 10000-01-01: Arrow writes the years between rightly.
-_YEAR_1, _YEAR_10000 = -719_162, 2_932_897
 
 
 def postgres_type(kind: Any) -> str | None:
@@ -118,7 +117,6 @@ def _array(column: Any, kind: str) -> Any:
 
 def _json(column: Any, kind: Any) -> Any:
     """JSON text of each value; null where the value is null."""
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     def inner(values: Any, of: Any) -> Any:
@@ -139,22 +137,33 @@ def _json(column: Any, kind: Any) -> Any:
                 "{",
                 column,
                 lambda part: _joined(
-                    _quoted(_text(part(column.keys), key)), ":", inner(part(column.items), of)
+                    _quoted(_words(part(column.keys), key)), ":", inner(part(column.items), of)
                 ),
                 "}",
             )
         case "string":
-            return _quoted(column.cast(pa.string()))
-        case "float" | "double":
-            text = column.cast(pa.string())
-            for arrow, name in (("nan", '"NaN"'), ("inf", '"Infinity"'), ("-inf", '"-Infinity"')):
-                text = pc.if_else(pc.equal(text, arrow), name, text)
-            return text
+            return _quoted(_words(column, kind))
         case "binary":
             return _joined('"\\\\x', _hex(column), '"')
+        case "float" | "double":
+            text = _words(column, kind)
+            return pc.if_else(pc.is_finite(column), text, _joined('"', text, '"'))
         case "date" | "timestamp" | "timestamp_ntz":
-            return _joined('"', pc.replace_substring(_text(column, kind), " ", "T"), '"')
+            return _joined('"', _words(column, kind), '"')
     return _text(column, kind)
+
+
+def _words(column: Any, kind: str) -> Any:
+    """A plain value as the text of a JSON string, as `to_jsonb` would have it."""
+    import pyarrow.compute as pc
+
+    text = _text(column, kind)
+    if kind.startswith("timestamp"):  # in a date before the year 1 the one space stands before BC
+        return pc.replace_substring(text, " ", "T", max_replacements=1)
+    if kind in ("float", "double"):
+        for arrow, name in (("nan", "NaN"), ("inf", "Infinity"), ("-inf", "-Infinity")):
+            text = pc.if_else(pc.equal(text, arrow), name, text)
+    return text
 
 
 def _lists(begin: str, column: Any, texts: Callable[[Callable[[Any], Any]], Any], end: str) -> Any:
@@ -236,7 +245,7 @@ def _dates(column: Any) -> Any:
     import pyarrow as pa
 
     days = column.cast(pa.int32())
-    if between(days, _YEAR_1, _YEAR_10000):
+    if between(days, YEAR_1, YEAR_10000):
         return column.cast(pa.string())
     return pa.array([None if d is None else _far(d, "") for d in days.to_pylist()], pa.string())
 
@@ -246,7 +255,7 @@ def _times(column: Any) -> Any:
 
     zone = "Z" if column.type.tz else ""
     ticks = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
-    if between(ticks, _YEAR_1 * US_A_DAY, _YEAR_10000 * US_A_DAY):
+    if between(ticks, YEAR_1 * US_A_DAY, YEAR_10000 * US_A_DAY):
         text = column.cast(pa.timestamp("us")).cast(
             pa.string()
         )  # with a zone it takes six times as long
@@ -259,13 +268,6 @@ def _times(column: Any) -> Any:
         return _far(day, clock)
 
     return pa.array([None if t is None else far(t) for t in ticks.to_pylist()], pa.string())
-
-
-def between(numbers: Any, least: int, end: int) -> bool:
-    import pyarrow.compute as pc
-
-    ends = pc.min_max(numbers).as_py()
-    return ends["min"] is None or (ends["min"] >= least and ends["max"] < end)
 
 
 def _far(day: int, clock: str) -> str:
