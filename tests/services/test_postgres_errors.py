@@ -99,6 +99,24 @@ def test_a_table_that_is_not_there_is_named_with_the_statement_that_creates_it(
     assert place.ids() == [1]
 
 
+@pytest.mark.parametrize(
+    ("columns", "key", "said"),
+    [
+        ("id long, xmin double, xmax double", "id", "conflicts with a system column name"),
+        ("id long, name string", ["id", "id"], "appears twice in primary key"),
+        (", ".join(f"c{n} long" for n in range(1_601)), (), "at most 1600 columns"),
+    ],
+    ids=["column", "key", "columns"],
+)
+def test_a_table_that_can_never_be_created_is_refused_at_the_start(
+    place: Place, columns: str, key: str | list[str], said: str
+) -> None:
+    """It would be created with the first epoch, which is decided by then."""
+    with pytest.raises(JobError, match=said):
+        place.driver(place.sink(key=key), columns=columns).open()
+    assert place.tables() == set()
+
+
 def test_a_view_and_a_schema_that_is_not_there_are_refused(place: Place) -> None:
     place.run(f"CREATE VIEW {place.table} AS SELECT 1::bigint AS id, ''::text AS name")
     with pytest.raises(TargetError, match="is not a table"):

@@ -329,6 +329,24 @@ def test_any_name_of_a_column_is_quoted(target: SqliteTarget) -> None:
     assert target.query("SELECT * FROM counts") == [(1, "x")]
 
 
+@pytest.mark.parametrize(
+    ("settings", "names", "said"),
+    [
+        ({"table": "sqlite_counts"}, ["id"], "reserved for internal use"),
+        ({}, ["id", "a\0b"], "null character"),
+        ({}, [f"c{n}" for n in range(2_000)], "too many columns"),
+    ],
+    ids=["table", "column", "columns"],
+)
+def test_a_table_that_can_never_be_created_is_refused_at_the_start(
+    target: SqliteTarget, settings: dict[str, Any], names: list[str], said: str
+) -> None:
+    """It would be created with the first epoch, which is decided by then."""
+    with pytest.raises(JobError, match=said):
+        sqlite(target, **settings).prepare(OUTPUT, schema(**dict.fromkeys(names, "long")), "append")
+    assert not target.path.exists()
+
+
 def test_columns_are_matched_by_name_not_by_place(target: SqliteTarget) -> None:
     user_makes(target, "CREATE TABLE counts (name TEXT, id INTEGER PRIMARY KEY)")
     sink = fenced(target, key="id")

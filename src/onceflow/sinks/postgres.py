@@ -129,6 +129,8 @@ class Postgres(Sink):
                 raise TargetError(f"{self}: there is no such table", hint=self._create_sql(wanted))
             elif not may_create(db, self.schema):
                 raise lacking(db, f"CREATE ON SCHEMA {quote(self.schema)}")
+            else:
+                self._table.refuse_creation(db, str(self), wanted)
 
     def _create_sql(self, wanted: dict[str, str]) -> str:
         return f"{self._table.create_sql(wanted)};"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from onceflow.errors import JobError, SchemaMismatch, TargetError
 from onceflow.schema import columns
+from onceflow.sinks.postgres_server import client
 from onceflow.sinks.postgres_values import postgres_type
 from onceflow.sinks.sqlite_values import quote
 
@@ -95,6 +97,21 @@ class Table:
             f"ORDER BY {key}, {ROW} DESC ON CONFLICT ({key}) "
             f"DO {f'UPDATE SET {sets}' if rest else 'NOTHING'}"
         )
+
+    def refuse_creation(self, db: Db, target: str, wanted: Mapping[str, str]) -> None:
+        """Find out whether there can be such a table: it is created with the first epoch, which
+        is decided by then. Nobody sees the trial."""
+        trial = replace(self, name=f"_onceflow_{secrets.token_hex(8)}")
+        try:
+            with db.transaction(force_rollback=True):
+                db.execute(trial.create_sql(wanted))
+        except client().Error as error:
+            if (error.sqlstate or "")[:2] not in ("42", "54") or error.sqlstate == "42501":
+                raise
+            raise JobError(
+                f"{target} cannot be created: {error.diag.message_primary}",
+                hint="choose other names for its columns, or fewer columns",
+            ) from error
 
     # -------------------------------------------------------------- what is there
 

@@ -109,6 +109,7 @@ class Sqlite(Sink):
         taken = [name for name in columns(schema) if name.lower() in _TAGS and mode == "append"]
         if taken and not self.key:
             raise JobError(f"{self} writes {', '.join(taken)} itself", hint="rename the column")
+        self._refuse_creation(wanted)
         if not self.path.exists():
             return
         with self._reading() as db:
@@ -263,6 +264,18 @@ class Sqlite(Sink):
         if self.key:
             body += f", PRIMARY KEY ({', '.join(map(quote, self.key))})"
         db.execute(f"CREATE TABLE IF NOT EXISTS {self.table} ({body})")
+
+    def _refuse_creation(self, wanted: dict[str, str]) -> None:
+        """The table is created with the first epoch, which is decided by then: it is tried in
+        memory whether there can be such a table."""
+        try:
+            with contextlib.closing(sqlite3.connect(":memory:")) as db:
+                self._create(db, wanted)
+        except (sqlite3.Error, UnicodeError) as error:
+            raise JobError(
+                f"{self} cannot be created: {error}",
+                hint="choose other names for table and columns, or fewer columns",
+            ) from error
 
     def _have(self, db: sqlite3.Connection) -> dict[str, str]:
         rows = db.execute(f"PRAGMA table_info({self.table})").fetchall()
