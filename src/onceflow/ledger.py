@@ -83,18 +83,21 @@ class Outcome(Enum):
 def judge(ledger: Ledger, publication: Publication, target: str) -> Outcome:
     """PUBLISHED: go on and publish. The rest: nothing to do, or an error that says why not."""
     at = ledger.position
-    if at is not None and at.lineage == publication.lineage and at.epoch >= publication.epoch:
-        if at.epoch == publication.epoch and ledger.decision != publication.decision:
+    if at == publication.position:
+        if ledger.decision != publication.decision:
             raise Fenced(
-                f"{target} has epoch {at.epoch} of another decision: a copy of this home works",
+                f"{target} has epoch {publication.epoch} of another decision: a copy of this home "
+                "works",
                 hint="only one home may publish to a target; keep the one that is ahead",
             )
         return Outcome.ALREADY_PUBLISHED
-    if ledger.term > publication.term:
+    if ledger.term > publication.term:  # also if its epoch is below: the decision is not known
         raise Fenced(
             f"{target} has seen term {ledger.term}, this driver has term {publication.term}",
             hint="another driver leads this job now; let it work, or start again to take over",
         )
+    if at is not None and at.lineage == publication.lineage and at.epoch > publication.epoch:
+        return Outcome.ALREADY_PUBLISHED
     if at == publication.previous:
         return Outcome.PUBLISHED
     wanted = publication.previous

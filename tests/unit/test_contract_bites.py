@@ -67,7 +67,13 @@ FAULTS: dict[type[Sink], set[str]] = {
     wrong.SkipsEmptyEpochs: {"test_an_epoch_without_rows_moves_the_ledger"},
     wrong.KeepsTheTermInMemory: {"test_the_ledger_is_the_same_in_another_process"},
     wrong.IgnoresTheDecision: {"test_another_decision_of_the_same_epoch_is_refused"},
-    wrong.IgnoresTheTerm: {"test_an_older_term_publishes_nothing"},
+    wrong.IgnoresTheTerm: {
+        "test_an_older_term_publishes_nothing",
+        "test_a_driver_that_was_overtaken_hears_that_it_is_fenced",
+    },
+    wrong.TakesOlderEpochsForPublished: {
+        "test_a_driver_that_was_overtaken_hears_that_it_is_fenced"
+    },
     wrong.TakesNoLock: {
         "test_a_driver_that_is_replaced_in_the_middle_of_a_publish_changes_nothing"
     },

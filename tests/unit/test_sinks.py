@@ -471,7 +471,8 @@ def test_a_driver_that_wakes_up_in_the_middle_of_a_publish_adds_nothing(
         publish(target, newer, 1, term=2)
 
     faults.arm(point, take_over)
-    assert older.publish(decided) is Outcome.ALREADY_PUBLISHED
+    with pytest.raises(Fenced):
+        older.publish(decided)
     assert target.rows() == all_rows(0, 1)
     target.sink().settled(OUTPUT)
 

@@ -155,6 +155,15 @@ class ForgetsOlderEpochs(_Judges):
         return ledger, publication
 
 
+class TakesOlderEpochsForPublished(_Judges):
+    def seen(self, said: dict[str, Any], publication: Publication) -> tuple[Ledger, Publication]:
+        ledger = self._ledger(said)
+        at = ledger.position
+        if at and at.lineage == publication.lineage and at.epoch > publication.epoch:
+            return replace(ledger, term=publication.term), publication
+        return ledger, publication
+
+
 class KnowsOnlyWhatItPublishedItself(_Judges):
     def seen(self, said: dict[str, Any], publication: Publication) -> tuple[Ledger, Publication]:
         ledger = self._ledger(said)

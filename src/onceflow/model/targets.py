@@ -27,12 +27,13 @@ def judge(s: Settings, target: Target, rows: Attempt, term: int) -> str:
     """`ledger.judge`: "publish", "already published", or the error."""
     if s.has(Mutant.NO_LEDGER):
         return "Fenced" if target.term > term else "publish"
-    if target.epoch >= rows.epoch:
-        other = target.epoch == rows.epoch and target.shown[-1] != rows
+    if target.epoch == rows.epoch:
         again = s.has(Mutant.EVALUATE_AGAIN)  # other rows under the same decision
-        return "Fenced" if other and not again else "already published"
+        return "already published" if target.shown[-1] == rows or again else "Fenced"
     if target.term > term and not s.has(Mutant.NO_TERM):
         return "Fenced"
+    if target.epoch > rows.epoch:
+        return "already published"
     return "publish" if target.epoch == rows.epoch - 1 else "TargetBehind"
 
 

@@ -150,6 +150,16 @@ class SinkContract(Rewinding):
         assert newer.recover(decided) is Outcome.PUBLISHED  # its files are still there
         self.check(decided, 0, 1, term=2)
 
+    def test_a_driver_that_was_overtaken_hears_that_it_is_fenced(self) -> None:
+        """It works on a copy of the home: another decision stood where the ledger was."""
+        copy = self.driver(1).open()
+        self.run(copy, 0)
+        decided = replace(copy.stage(1, self.rows(5)), decision="of a copy of the home")
+        last = self.run(self.driver(2).open(), 1, 2)
+        with pytest.raises(Fenced):
+            copy.publish(decided)
+        self.check(last, 0, 1, 2, term=2)
+
     def test_a_driver_that_is_replaced_in_the_middle_of_a_publish_changes_nothing(self) -> None:
         """Also if it had read the ledger before its successor came."""
         driver = self.driver(1).open()
