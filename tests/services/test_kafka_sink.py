@@ -54,7 +54,7 @@ from onceflow.schema import arrow_schema, parse_schema
 from onceflow.sinks import Files, Kafka, open_target
 from onceflow.sinks.kafka_client import Cluster
 from onceflow.sinks.kafka_ledger import Record, transactional_id
-from onceflow.sinks.kafka_slots import Part, Slot
+from onceflow.sinks.kafka_slots import Part, Slot, _ShutOut
 from onceflow.testing import faults
 from onceflow.testing.processes import in_another_process, is_killed
 from onceflow.testing.servers import Kafka as Broker
@@ -505,6 +505,19 @@ def test_a_right_that_is_missing_is_named(
     assert re.search(said, refused.value.hint)
 
 
+def test_a_right_that_is_lost_is_named_also_where_the_client_hears_of_it_while_rows_are_sent(
+    forgetful: Broker, tmp_path: Path
+) -> None:
+    place = Place(forgetful.servers, tmp_path)
+    driver = place.driver(1, transaction_timeout=60).open()
+    driver.run(0, rows(0))
+    _allow(place, "TOPIC", place.topic, ["DESCRIBE", "DESCRIBE_CONFIGS", "READ"])
+    with pytest.raises(TargetError, match="uthorization failed") as refused:
+        driver.publish(_many(driver, 1, count=300_000, size=100))
+    assert re.search(r"--operation Write .*--topic t", refused.value.hint)
+    assert place.ids() == ids(0)
+
+
 # ---------------------------------------------------------------- messages
 
 
@@ -581,18 +594,22 @@ def test_publishing_holds_few_rows_in_memory(kafka: Broker, tmp_path: Path) -> N
 def _publish_many(place: Place, count: int, size: int) -> int:
     driver = place.driver(1).open()
     driver.run(0, rows(0))
-    schema = arrow_schema(SCHEMA)
-    decided = driver.stage(1, [])
-    path = place.home / "many.parquet"
+    decided = _many(driver, 1, count=count, size=size)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    driver.publish(decided)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+
+
+def _many(driver: Driver, epoch: int, *, count: int, size: int) -> Publication:
+    """An epoch of one large file."""
+    schema, path = arrow_schema(SCHEMA), driver.home / "many.parquet"
     with pq.ParquetWriter(path, schema) as writer:
         for first in range(0, count, 10_000):
             names = [f"{n:07d}".ljust(size) for n in range(first, first + 10_000)]
             numbers = pa.array(range(first, first + 10_000), pa.int64())
             writer.write_batch(pa.record_batch([numbers, pa.array(names)], schema=schema))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     file = Committable(str(path), count, path.stat().st_size, 0, "slot=0")
-    driver.publish(replace(decided, files=(file,)))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    return replace(driver.stage(epoch, []), files=(file,))
 
 
 # ---------------------------------------------------------------- what it refuses
@@ -750,6 +767,20 @@ def test_what_a_job_left_open_is_listed_and_ended_by_command(
         left.commit_transaction(30)
     live()
     assert place.ids() == list(range(9))
+
+
+def test_a_slot_that_is_lost_again_and_again_is_said_with_the_cause(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = place.driver(1).open().sink
+    assert isinstance(sink, Kafka)
+
+    def begin(_: Slot) -> None:
+        raise _ShutOut("there is a newer producer")
+
+    monkeypatch.setattr(Slot, "_begin", begin)
+    with pytest.raises(PublishFailed, match="lost again each time: there is a newer producer"):
+        sink.end_transactions(OUTPUT)
 
 
 def test_what_is_open_is_not_ended_while_a_driver_leads(

@@ -312,7 +312,7 @@ class Kafka(Sink):
         """End what drivers of this output left open, and shut out those that still run."""
         ids = self.transactional_ids(output)
         for slot in range(len(ids)):
-            Slot(self._target, output, slot).take()
+            Slot(self._target, output, slot).shut_out()
         return ids
 
     def held_back(self) -> list[dict[str, Any]]:

@@ -86,8 +86,9 @@ class Slot:
 
     def fence(self, *, term: int, token: str, topic_id: str) -> Record:
         """Write the term into the slot's ledger: no older term can publish any more."""
+        why = ""
         for _ in range(_TAKES):
-            with contextlib.suppress(_ShutOut):
+            try:
                 self.take()
                 record = self._record or Record(term, token, topic_id)
                 if record.last is None:
@@ -101,10 +102,13 @@ class Slot:
                 reach("kafka.fenced-one")
                 assert self._record is not None
                 return self._record
-        raise self._disputed()
+            except _ShutOut as error:
+                why = str(error)
+        raise self._disputed(why)
 
     def publish(self, part: Part) -> Record:
         """Publish the part unless the slot has it; what the slot says afterwards."""
+        why = ""
         for _ in range(_TAKES):
             kept = self._producer is not None
             try:
@@ -113,7 +117,8 @@ class Slot:
                 said = slot_ledger(record, self.number, part.number, before, publication)
                 if judge(said, publication, self.name) is Outcome.PUBLISHED:
                     self._write(self._rows(part), self._next(record, part))
-            except _ShutOut:
+            except _ShutOut as error:
+                why = str(error)
                 self._refuse_newer_term(part)
                 continue
             except (Fenced, TargetBehind):
@@ -123,7 +128,7 @@ class Slot:
                 continue
             assert self._record is not None
             return self._record
-        raise self._disputed()
+        raise self._disputed(why)
 
     def _held(self, part: Part) -> Record:
         """The slot's record, which the driver of this term must have written last."""
@@ -160,8 +165,27 @@ class Slot:
             record, number=part.number, last=last, before=part.before, columns=columns(p.schema)
         )
 
+    def shut_out(self) -> None:
+        """Shut out all others and end what they left open. Does not look at the ledger."""
+        why = ""
+        for _ in range(_TAKES):
+            try:
+                return self._begin()
+            except _ShutOut as error:
+                why = str(error)
+        raise self._disputed(why)
+
     def take(self) -> None:
-        """Shut out all others, end what they left open, and read what they had published."""
+        """Shut out all others, unless that is done, and read what they had published."""
+        if self._producer is None:
+            self._begin()
+        try:
+            self._record = self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self) -> None:
         target, kafka = self._target, confluent()
         self.close()
         name = transactional_id(target.ledger, self._output, self.number)
@@ -181,21 +205,20 @@ class Slot:
             except kafka.KafkaException as error:
                 said = error.args[0]
                 if said.code() == kafka.KafkaError._FENCED:
-                    raise _ShutOut from error
+                    raise _ShutOut(said.str()) from error
                 if not said.retriable() or time.monotonic() > deadline:
                     doing = f"begin as {name}"
                     raise target.cluster.explain(said, doing, id=name) from error
-        self._record = self._read()
         self._producer = producer
 
     def _read(self) -> Record | None:
         target, slot = self._target, self.number
         return read_records(target.cluster, target.ledger, self._output, [slot]).get(slot)
 
-    def _disputed(self) -> PublishFailed:
+    def _disputed(self, why: str) -> PublishFailed:
         return PublishFailed(
-            f"{self.name}: an older driver takes it again and again",
-            hint="see that no other driver of this job runs; it is tried again",
+            f"{self.name}: taken {_TAKES} times, and lost again each time: {why}",
+            hint="see that no other driver of this job runs, then try again",
         )
 
     # -------------------------------------------------------------- the transaction
@@ -215,7 +238,7 @@ class Slot:
             reach("kafka.written")
             self._commit(producer)
         except kafka.KafkaException as error:
-            raise self._failed(error.args[0], began) from error
+            raise self._failed(self._cause(error.args[0]), began) from error
         except BaseException:
             self._give_up()
             raise
@@ -240,6 +263,17 @@ class Slot:
                         f"{self.name}: no answer to the commit: {said.str()}",
                         hint="see that the brokers can be reached; the ledger is read then",
                     ) from error
+
+    def _cause(self, error: Any) -> Any:
+        """Rows for a transaction that has failed are refused without its error. Who asks for
+        another transaction hears it, and nothing is committed by that."""
+        kafka = confluent()
+        if error.code() == kafka.KafkaError._STATE:
+            try:
+                self._producer.begin_transaction()
+            except kafka.KafkaException as told:
+                return told.args[0]
+        return error
 
     def _failed(self, error: Any, began: float) -> Exception:
         kafka = confluent().KafkaError
