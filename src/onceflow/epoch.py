@@ -3,7 +3,8 @@
 **Opening a query** (every start, before Spark starts it):
 
 1. lead     take the lease and, with it, a term above every term seen
-2. fence    append fence(term) to the epoch log: no older term can decide any more; then write
+2. fence    append fence(term) to the epoch log: no older term can decide any more; when all
+            queries of the job have, and what older drivers left open in targets is ended, write
             the term into every output's ledger: no older term can publish any more; then read
             the ledgers
 3. recover  publish what the last decision says and the ledgers don't have; then make Spark's
@@ -125,8 +126,9 @@ class Epochs:
 
     # ================================================================ opening
 
-    def open(self) -> None:
-        """Steps 1 to 5. Afterwards Spark may start the query from its checkpoint."""
+    def fence(self) -> None:
+        """Step 1, and step 2 as far as no ledger is read: all queries of a job before the first
+        of them is opened, since what is left open for one can hide the ledger of another."""
         self._refuse_what_cannot_work()
 
         # 1. lead. A home that does not belong to its targets is refused before it fences anybody.
@@ -138,10 +140,15 @@ class Epochs:
         self._reach("open.led", query=self._id())
 
         # 2. fence: first the epoch log, then every ledger; only then is a ledger worth reading
-        token = uuid.uuid4().hex
         self.log.fence(self.term, self._facts())
         refuse_other_checkpoint(self.query, self.log.last, self.checkpoint)
         self._reach("open.fenced", epoch=self._last_epoch)
+        for name, sink in self._outputs:
+            sink.shut_out(self._id(name))
+
+    def open(self) -> None:
+        """Steps 2 to 5. Afterwards Spark may start the query from its checkpoint."""
+        token = uuid.uuid4().hex
         for name, sink in self._outputs:
             self._ledgers[name] = sink.fence(self._id(name), term=self.term, token=token)
             self._reach("open.ledger-fenced", output=name)

@@ -235,9 +235,15 @@ def _start(
     handle = Handle(folder.name, folder, lease)
     try:
         lineage = folder.open_lineage(spark.version)
-        for name, declared in queries.items():
-            epochs = Epochs(folder.query(lineage, name), declared, lease)
+        opening = {
+            name: Epochs(folder.query(lineage, name), declared, lease)
+            for name, declared in queries.items()
+        }
+        for epochs in opening.values():
+            epochs.fence()
+        for name, epochs in opening.items():
             epochs.open()
+            declared = queries[name]
             writer = declared.df.writeStream.outputMode(declared.mode).foreachBatch(epochs)
             writer = writer.option("checkpointLocation", str(epochs.query.folder))
             writer = writer.queryName(f"{folder.name}/{name}").trigger(**trigger)

@@ -769,6 +769,53 @@ def test_what_a_job_left_open_is_listed_and_ended_by_command(
     assert place.ids() == list(range(9))
 
 
+@pytest.mark.parametrize("queries", [1, 2])
+def test_what_one_output_left_open_does_not_hide_the_ledger_of_another(
+    place: Place, spark: Any, tmp_path: Path, queries: int
+) -> None:
+    """Both are in partition 0 of the ledger topic, of one query or of two of a job."""
+
+    @onceflow.job("lines")
+    def lines(flow: onceflow.Flow) -> None:
+        rows = spark.readStream.name("rows").schema("id long").parquet(str(tmp_path / "in"))
+        first, second = (Kafka(place.topic, servers=place.servers, timeout=15) for _ in range(2))
+        if queries == 1:
+            by = rows.selectExpr("*", "if(id % 2 = 0, 'first', 'second') AS parity")
+            flow.write("all", by, to={"first": first, "second": second}, by="parity")
+        else:
+            flow.write("first", rows.where("id % 2 = 0"), to=first)
+            flow.write("second", rows.where("id % 2 = 1"), to=second)
+
+    def live() -> None:
+        with onceflow.start(lines, home=tmp_path / "home", spark=spark, once=True) as handle:
+            assert handle.wait(120)
+
+    def leave_open() -> Any:
+        """As a driver that was killed while it published to the second output."""
+        output = "lines/all/second" if queries == 1 else "lines/second/second"
+        name = transactional_id(place.ledger, output, 0)
+        left = place.producer(name, **{"transaction.timeout.ms": 900_000})
+        left.begin_transaction()
+        left.produce(place.topic, b"torn", partition=1)
+        left.produce(place.ledger, b"torn", output.encode(), partition=0)
+        left.flush(30)
+        return left
+
+    (tmp_path / "in").mkdir()
+    for n in range(2):
+        numbers = pa.array(range(9 * n, 9 * n + 9), pa.int64())
+        pq.write_table(pa.table({"id": numbers}), tmp_path / "in" / f"{n}.parquet")
+        live()
+        leave_open()
+    live()
+    assert place.ids() == list(range(18))
+
+    leave_open()
+    options = ["lines", "--abort", "--home", f"{tmp_path}/home"]
+    ran = CliRunner().invoke(cli, ["kafka", "transactions", *options])
+    assert ran.stdout.count("nothing is open") == 2, ran.output
+
+
 def test_a_slot_that_is_lost_again_and_again_is_said_with_the_cause(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ import click
 from onceflow.cli.output import home_option, json_option, number, show, table
 from onceflow.cli.status import chosen
 from onceflow.errors import LeaseHeld
-from onceflow.home import JobFolder
+from onceflow.home import JobFolder, Query
 from onceflow.runtime.lease import Lease
 from onceflow.sinks import Kafka, open_target
 
@@ -38,21 +38,25 @@ def transactions(job: str, abort: bool, home: str, as_json: bool) -> None:
 
 
 def left_open(folder: JobFolder, *, abort: bool) -> list[dict[str, Any]]:
-    found = []
+    sinks: list[tuple[Query, str, Kafka]] = []
     for query in folder.queries():
         outputs = (query.epoch_log().read().leader or {}).get("outputs") or {}
         for name, described in outputs.items():
             target = {key: value for key, value in described.items() if key != "guarantee"}
             sink = open_target(target)
-            if not isinstance(sink, Kafka):
-                continue
-            output = f"{query.job}/{query.name}/{name}"
-            ids = sink.end_transactions(output) if abort else sink.transactional_ids(output)
-            found.append({
-                "query": query.name, "output": name, "topic": sink.topic, "ledger": sink.ledger,
-                "ids": ids, "aborted": abort, "open": sink.held_back(),
-            })  # fmt: skip
-    return found
+            if isinstance(sink, Kafka):
+                sinks.append((query, name, sink))
+    ids = []
+    for query, name, sink in sinks:  # several may share a topic: first all, then what is left
+        output = f"{query.job}/{query.name}/{name}"
+        ids.append(sink.end_transactions(output) if abort else sink.transactional_ids(output))
+    return [
+        {
+            "query": query.name, "output": name, "topic": sink.topic, "ledger": sink.ledger,
+            "ids": taken, "aborted": abort, "open": sink.held_back(),
+        }
+        for (query, name, sink), taken in zip(sinks, ids, strict=True)
+    ]  # fmt: skip
 
 
 def _refuse_while_led(folder: JobFolder) -> None:

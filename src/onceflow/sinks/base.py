@@ -74,6 +74,13 @@ class Sink(ABC):
         """
         raise NotImplementedError
 
+    def shut_out(self, output: str) -> None:
+        """End what older drivers of this output left open in the target.
+
+        All outputs of a job are asked before the first of them is fenced: what one driver left
+        open for one output can hide the ledger of another. `fence` does without it.
+        """
+
     def prepare(self, output: str, schema: str, mode: str) -> None:
         """Check, before anything is staged, that the target fits. Never changes rows."""
 

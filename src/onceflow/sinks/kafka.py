@@ -166,14 +166,23 @@ class Kafka(Sink):
         found = read_records(self._cluster, self.ledger, output, partitions, patience=patience)
         return Slots(found)
 
-    def fence(self, output: str, *, term: int, token: str) -> Ledger:
-        topic, partitions = self._make_topics()
+    def shut_out(self, output: str) -> None:
+        _, partitions = self._make_topics()
         most = self._cluster.topic_setting(self.topic, "max.message.bytes")
         self._target = replace(self._target, largest=min(int(most or 1_000_000), _LARGEST))
-        self._token, self._taken, self._said = token, {}, None
+        self._said = None
+        self._taken = {number: Slot(self._target, output, number) for number in range(partitions)}
+        for slot in self._taken.values():
+            slot.shut_out()
+
+    def fence(self, output: str, *, term: int, token: str) -> Ledger:
+        if self._said is not None or not self._taken:  # asked for again, or by itself
+            self.shut_out(output)
+        topic, partitions = self._make_topics()
+        self._token, self._said = token, None
         records = {}
         for number in range(partitions):
-            slot = self._taken[number] = Slot(self._target, output, number)
+            slot = self._taken.setdefault(number, Slot(self._target, output, number))
             records[number] = slot.fence(term=term, token=token, topic_id=topic.id)
         for number, record in records.items():
             if record.topic != topic.id and record.last is not None:

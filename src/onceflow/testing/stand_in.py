@@ -48,6 +48,7 @@ class StandIn:
     def fence(self) -> Ledger:
         self.sink.prepare(self.output, self.schema, self.mode)
         self.sink.published(self.output)
+        self.sink.shut_out(self.output)
         self.ledger = self.sink.fence(self.output, term=self.term, token=f"token {self.term}")
         return self.ledger
 
