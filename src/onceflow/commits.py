@@ -267,6 +267,14 @@ class CommitLog:
                 yield from self._published(reference, wanted)
         yield from self.commits.recent
 
+    def commit_with(self, paths: set[str], *, since: int) -> Commit | None:
+        """The commit above `since` that has one of these files, whose names are unique: a put that
+        landed may be rolled up by others before who put it looks at it."""
+        for commit in self.remembered(lambda reference: reference["last"] > since):
+            if any(file["path"] in paths for file in commit["files"]):
+                return commit
+        return None
+
     def files(self) -> list[dict[str, Any]]:
         """All published files, oldest first."""
         return [file for commit in self.published() for file in commit["files"]]

@@ -91,11 +91,7 @@ def judge(ledger: Ledger, publication: Publication, target: str) -> Outcome:
                 hint="only one home may publish to a target; keep the one that is ahead",
             )
         return Outcome.ALREADY_PUBLISHED
-    if ledger.term > publication.term:  # also if its epoch is below: the decision is not known
-        raise Fenced(
-            f"{target} has seen term {ledger.term}, this driver has term {publication.term}",
-            hint="another driver leads this job now; let it work, or start again to take over",
-        )
+    refuse_older(ledger, publication, target)  # also if its epoch is below: whose is not known
     if at is not None and at.lineage == publication.lineage and at.epoch > publication.epoch:
         return Outcome.ALREADY_PUBLISHED
     if at == publication.previous:
@@ -107,6 +103,14 @@ def judge(ledger: Ledger, publication: Publication, target: str) -> Outcome:
         hint="bring back the target as it was (its newest copy), or send the output of a new "
         "job to a new target",
     )
+
+
+def refuse_older(ledger: Ledger, publication: Publication, target: str) -> None:
+    if ledger.term > publication.term:
+        raise Fenced(
+            f"{target} has seen term {ledger.term}, this driver has term {publication.term}",
+            hint="another driver leads this job now; let it work, or start again to take over",
+        )
 
 
 def staged_file_gone(target: str, path: str, epoch: int) -> TargetBehind:

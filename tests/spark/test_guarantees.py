@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from story import FILES, Story
 
@@ -66,6 +67,19 @@ def test_a_weaker_guarantee_is_exact_where_the_fault_does_not_hit_it(
     lost, doubled = broken_at(point, Story(str(tmp_path), "stateful", sinks, guarantee=guarantee))
     assert not lost
     assert not doubled
+
+
+@pytest.mark.parametrize("guarantee", ["at-least-once", "at-most-once"])
+@pytest.mark.parametrize("sinks", ["files", "log"])
+def test_a_driver_that_was_killed_while_it_added_files_is_followed_by_one_that_goes_on(
+    tmp_path: Path, spark: Any, sinks: str, guarantee: str
+) -> None:
+    story = Story(str(tmp_path), "stateless", sinks, guarantee=guarantee)
+    lost, doubled = broken_at("folder.moved-one", story, kill=True)
+    assert not doubled  # what was moved and not committed is gone
+    assert len(lost) == (0 if guarantee == "at-least-once" else story.truth().total() / FILES)
+    seen = sum(pq.read_metadata(path).num_rows for path in (tmp_path / sinks).rglob("*.parquet"))
+    assert seen == story.published().total()
 
 
 @pytest.mark.parametrize("sinks", SINKS)

@@ -104,12 +104,12 @@ def append(
 def _commit_with(
     log: EmbeddedLog, written: list[dict[str, Any]], since: int, *, known: bool
 ) -> int | None:
-    """The commit above `since` that has these segments, by their names, which are unique.
+    """The commit above `since` that has these segments.
     `known`: if it is not listed any more, the ledger knows."""
     paths = {file["path"] for file in written}
-    for commit in log.commits.remembered(lambda reference: reference["last"] > since):
-        if any(file["path"] in paths for file in commit["files"]):
-            return int(commit["commit"])
+    found = log.commits.commit_with(paths, since=since)
+    if found is not None:
+        return int(found["commit"])
     if paths and not known and log.refresh().view.forgotten > since:
         raise PublishUnknown(
             f"{log}: it cannot be known whether the rows were appended: this producer was "

@@ -67,10 +67,11 @@ class Sink(ABC):
     # -------------------------------------------------------------- optional
 
     def add(self, publication: Publication) -> None:
-        """Make the rows visible, whatever the ledger says; a second call makes them visible twice.
+        """Make the rows visible once, whatever was before; a second call makes them visible twice.
 
         For outputs that chose a weaker guarantee; a sink that has it says so in `guarantees`.
-        Staged files that are gone had been added: they are swept after that.
+        Staged files that are gone had been added: they are swept after that. A call that was
+        killed leaves nothing that keeps a later one from its work.
         """
         raise NotImplementedError
 

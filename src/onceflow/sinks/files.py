@@ -134,8 +134,7 @@ class Files(FolderSink):
             )
 
     def settled(self, output: str) -> None:
-        known = {file["path"] for file in published_files(self.path)}
-        strange = [name for name in _data_files(self.path) if name not in known]
+        strange = self._unlisted()
         if strange and self.published(output).term == self._fenced_term:
             raise TargetForeign(
                 f"something else wrote into {self.path}: {_some(sorted(strange))}",
@@ -184,6 +183,9 @@ class Files(FolderSink):
             "rows": publication.rows, "schema": publication.schema, "layout": self._layout(),
             "files": [self._entry(publication, n) for n in range(len(publication.files))],
         }  # fmt: skip
+
+    def _listed(self) -> set[str]:
+        return {file["path"] for file in published_files(self.path)}
 
     def tidy(self) -> None:
         self._commits.roll_up(every=self.roll_up_every)
@@ -240,15 +242,6 @@ def _refuse_other_size(path: Path, size: int) -> None:
     if found != size:
         says = "is missing" if found is None else f"has {found} bytes, published were {size}"
         raise Damaged(f"{path} {says}", hint="put the file back from a backup")
-
-
-def _data_files(root: Path) -> list[str]:
-    found = []
-    for folder, folders, names in os.walk(root):
-        folders[:] = [f for f in folders if not f.startswith(("_", "."))]
-        here = Path(folder).relative_to(root)
-        found += [str(here / name) for name in names if not name.startswith(("_", "."))]
-    return found
 
 
 def _refuse_maps(schema: str, target: str) -> None:

@@ -3,28 +3,39 @@
 Publishing renames the staged files to their final names and then puts one commit, which lists
 them and carries the ledger entry. Rename moves the only copy, so a zombie's rename finds nothing;
 whoever finds nothing looks at the final name.
+
+Adding (the weaker guarantees) brings files of its own, with a mark in their names:
+
+1. mark    `_adding/<mark>`, an empty file: whoever finds it knows whose these files are
+2. move    the files to their final names
+3. commit  unless a newer term is in the ledger; then the mark goes
+
+So an opening removes what an older term marked and did not commit: behind its fence it never will.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import uuid
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from onceflow.commits import Commit, CommitLog
 from onceflow.committables import verify
-from onceflow.errors import PublishFailed
+from onceflow.errors import Fenced, PublishFailed, PublishUnknown
 from onceflow.ledger import (
     Committable,
     Guarantee,
     Ledger,
     Outcome,
     Publication,
+    refuse_older,
     staged_file_gone,
 )
 from onceflow.sinks.base import Sink, Staged
@@ -51,10 +62,23 @@ class FolderSink(Sink):
     def _commit(self, publication: Publication) -> Commit:
         """What the commit of this epoch says beside the ledger, for the head as it stands."""
 
+    @abstractmethod
+    def _listed(self) -> set[str]:
+        """The published files, all of them, as they are at this moment."""
+
+    def _own(self, folder: str) -> Path:
+        """A folder that readers pass by. No other output has anything there."""
+        return self.path / folder
+
     @property
     def _copies(self) -> Path:
-        """For what was staged on another file system. No other output has anything there."""
-        return self.path / "_staged"
+        """For what was staged on another file system."""
+        return self._own("_staged")
+
+    @property
+    def _marks(self) -> Path:
+        """Of the calls of `add` that are under way."""
+        return self._own("_adding")
 
     def _entry(self, publication: Publication, number: int) -> dict[str, Any]:
         file = publication.files[number]
@@ -102,7 +126,25 @@ class FolderSink(Sink):
         for folder in self._copies.glob("*-*-*-*"):
             if int(folder.name.rsplit("-", 2)[1]) < below_term:
                 shutil.rmtree(folder, ignore_errors=True)
+        self._sweep_added(below_term)
         self._commits.sweep()
+
+    def _sweep_added(self, below_term: int) -> None:
+        """What older terms added in part. What they had staged is swept: they move no more."""
+        names = os.listdir(self._marks) if self._marks.is_dir() else []
+        marks = [name for name in names if 0 < _term(name) < below_term]
+        if not marks:
+            return
+        for path in self._unlisted():
+            if any(f"-{mark}-" in os.path.basename(path) for mark in marks):
+                (self.path / path).unlink(missing_ok=True)
+        for mark in marks:
+            (self._marks / mark).unlink(missing_ok=True)
+
+    def _unlisted(self) -> list[str]:
+        """Files that a plain reader sees and no commit names."""
+        listed = self._listed()
+        return [path for path in _data_files(self.path) if path not in listed]
 
     # -------------------------------------------------------------- ledger and publish
 
@@ -127,17 +169,57 @@ class FolderSink(Sink):
 
     def add(self, publication: Publication) -> None:
         """Every call brings files of its own, so that nothing hangs on those of another."""
+        mark = self._marks / f"{publication.term}-{uuid.uuid4().hex[:16]}"
         try:
-            mine = replace(publication, files=tuple(map(_linked, publication.files)))
+            mine = replace(
+                publication, files=tuple(_linked(file, mark.name) for file in publication.files)
+            )
         except FileNotFoundError:
             return
+        tried: int | None = None
 
-        def make() -> Commit:
+        def make() -> Commit | None:
+            nonlocal tried
+            if tried is None:
+                tried = self._commits.commits.position
+            elif self._was_added(mine, since=tried):
+                return None
+            self._refuse_if_fenced(mine)
+            # 2. move
             self._move(mine)
+            reach("folder.moved")
             return {"type": "add", **self._commit(mine)}
 
+        # 1. mark
+        with translate_disk_full(mark):
+            make_dirs(mark.parent)
+            mark.touch()
+        # 3. commit
         self._commits.append(make)
+        reach("folder.committed")
+        mark.unlink(missing_ok=True)
         self._drop_copies(publication)
+
+    def _was_added(self, mine: Publication, *, since: int) -> bool:
+        """Although our put seemed to be lost. No ledger tells, so the files do."""
+        paths = {self._entry(mine, number)["path"] for number in range(len(mine.files))}
+        if self._commits.commit_with(paths, since=since) is not None:
+            return True
+        if paths and self._commits.commits.forgotten > since:
+            raise PublishUnknown(
+                f"{self}: it cannot be known whether epoch {mine.epoch} was added: this driver "
+                "was paused, and rows up to where it stood were trimmed since",
+                hint="the job is opened again and does what the output's guarantee says",
+            )
+        return False
+
+    def _refuse_if_fenced(self, mine: Publication) -> None:
+        try:
+            refuse_older(self._commits.commits.ledger(mine.output), mine, str(self))
+        except Fenced:
+            for number in range(len(mine.files)):
+                self._final(mine, number).unlink(missing_ok=True)
+            raise
 
     def _move(self, publication: Publication) -> None:
         """Rename moves the only copy, so who comes second finds nothing, and looks."""
@@ -170,11 +252,24 @@ class FolderSink(Sink):
                 shutil.rmtree(self._copies / tag, ignore_errors=True)
 
 
-def _linked(file: Committable) -> Committable:
+def _linked(file: Committable, mark: str) -> Committable:
     path = Path(file.path)
-    again = path.with_name(f"{uuid.uuid4().hex[:8]}-{path.name}")
+    again = path.with_name(f"{mark}-{path.name}")
     os.link(path, again)
     return replace(file, path=str(again))
+
+
+def _term(mark: str) -> int:
+    """Of the driver that made this mark; 0 if it is none."""
+    found = re.fullmatch(r"(\d+)-[0-9a-f]{16}", mark)
+    return int(found[1]) if found else 0
+
+
+def _data_files(root: Path) -> Iterator[str]:
+    for folder, folders, names in os.walk(root):
+        folders[:] = [f for f in folders if not f.startswith(("_", "."))]
+        here = Path(folder).relative_to(root)
+        yield from (str(here / name) for name in names if not name.startswith(("_", ".")))
 
 
 def _bring(file: Committable, final: Path) -> None:

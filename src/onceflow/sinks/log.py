@@ -119,10 +119,9 @@ class Log(FolderSink):
         remove_dropped(self._log)
         self.tidy()
 
-    @property
-    def _copies(self) -> Path:
+    def _own(self, folder: str) -> Path:
         assert self._output
-        return self.path / "_staged" / _short(self._output)
+        return self.path / folder / _short(self._output)
 
     # -------------------------------------------------------------- ledger and publish
 
@@ -196,6 +195,11 @@ class Log(FolderSink):
         whose = f"{publication.lineage[:8]}-{_short(publication.output)}"
         unique = f"{whose}-{publication.epoch:010d}-{name}"
         return self.path / f"partition={self._partition(publication, number)}" / unique
+
+    def _listed(self) -> set[str]:
+        assert self._log is not None
+        commits = self._log.refresh().commits.remembered()
+        return {file["path"] for commit in commits for file in commit["files"]}
 
     def _commit(self, publication: Publication) -> Commit:
         assert self._log is not None
