@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
-from onceflow.errors import Damaged
+from onceflow.errors import BadRows, Damaged
 from onceflow.ledger import Committable
 from onceflow.schema import quoted
 from onceflow.storage import fsync_dir, fsync_file, translate_disk_full
@@ -85,6 +86,19 @@ def set_apart(file: Committable, rows: Collection[int], into: Path) -> None:
             go.write_table(table.filter(going))
             first += table.num_rows
     path.unlink()
+
+
+def refuse_long_folder(name: str, column: str, target: str, at: Path) -> None:
+    """`BadRows` if a folder under `at` cannot be called `name`, which ends with a value."""
+    there = next(folder for folder in (at, *at.parents) if folder.exists())
+    size, most = len(os.fsencode(name)), os.pathconf(there, "PC_NAME_MAX")
+    if size > most:
+        value = unquote(name.partition("=")[2])
+        raise BadRows(
+            f"{target}: a value of column {column} would make a folder name of {size} bytes, and a "
+            f"name has at most {most}: {value[:40]!r}…",
+            hint=f"shorten {column} before the write (F.substring, F.sha2), or take another by=",
+        )
 
 
 def read_staged(spark: Any, root: Path, schema: str, by: tuple[str, ...]) -> Any:

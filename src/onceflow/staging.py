@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import uuid
 from collections.abc import Mapping
 from functools import cached_property, partial
@@ -20,7 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.committables import BY as _BY
-from onceflow.committables import COMMITTER, NULL_FOLDER, describe, read_staged, set_apart
+from onceflow.committables import (
+    COMMITTER,
+    NULL_FOLDER,
+    describe,
+    read_staged,
+    refuse_long_folder,
+    set_apart,
+)
 from onceflow.errors import BadRows, JobError
 from onceflow.ledger import Committable
 from onceflow.schema import arrow_schema, columns, leaf_types, nested_twice, quoted
@@ -149,9 +157,24 @@ class Stager:
             most = max(1, int(min(rolls) / max(self._bytes_per_row, 1.0)))
             options["maxRecordsPerFile"] = str(most)
         if folders:
-            rows.write.options(**options).partitionBy(*folders).parquet(str(root))
+            try:
+                rows.write.options(**options).partitionBy(*folders).parquet(str(root))
+            except Exception as error:
+                self._refuse_long_folder(str(error), root)
+                raise
         else:
             running.write_parquet(root, options)
+
+    def _refuse_long_folder(self, said: str, root: Path) -> None:
+        """Spark says of a folder whose name is too long only that it could not be made."""
+        failed = re.search(r"Mkdirs failed to create (.*?)(?: \(exists=|$)", said, re.MULTILINE)
+        if failed is None:
+            return
+        route = re.search(rf"/{_ROUTE}=(\d+)/", failed[1])
+        sink = list(self._outputs.values())[int(route[1]) if route else 0]
+        for name in failed[1].split("/"):
+            if by := re.match(rf"{_BY}(\d+)=", name):
+                refuse_long_folder(name, sink.by[int(by[1])], str(sink), root)
 
     @property
     def _by_columns(self) -> int:

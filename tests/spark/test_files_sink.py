@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 
 import onceflow
 from onceflow import Flow, Handle, sources
-from onceflow.errors import Damaged, JobError, TargetForeign
+from onceflow.errors import BadRows, Damaged, JobError, TargetForeign
 from onceflow.home import JobFolder
 from onceflow.sinks import Files
 from onceflow.testing import faults
@@ -174,6 +174,38 @@ def test_outputs_of_one_query_have_folders_of_their_own(world: World, spark: Spa
         assert rows_of(found) == sorted(expected, key=str)
     assert (world.root / "two" / "route=two" / "land=x").is_dir()
     assert (world.root / "one" / "land=x").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("column", "length", "size"),
+    [
+        ("land", 250, 264),  # Spark cannot stage it
+        ("the_land_in_which_they_live", 240, 268),  # it is staged, and cannot be published
+    ],
+)
+def test_a_value_that_no_folder_can_be_called_by_is_refused_before_the_decision(
+    world: World, spark: SparkSession, column: str, length: int, size: int
+) -> None:
+    world.add([(1, "x"), (2, "y" * length)])
+    out = Files(world.out, by=column)
+    with pytest.raises(BadRows, match=f"column {column} would make .* {size} bytes") as caught:
+        world.live(out, lambda rows: rows.withColumnRenamed("land", column))
+    assert f"shorten {column}" in caught.value.hint
+    assert world.decided() == 0
+    world.live(out, lambda rows: rows.select("id", F.substring("land", 1, 200).alias(column)))
+    assert rows_of(Files.read(spark, world.out)) == [(1, "x"), (2, "y" * 200)]
+
+
+def test_a_long_value_is_told_of_the_output_that_it_is_for(world: World) -> None:
+    @onceflow.job("files", every="0ms")
+    def job(flow: Flow) -> None:
+        rows = flow.read("rows", sources.Files(world.root / "in", schema=SCHEMA))
+        to = {"1": Files(world.root / "one", by="id"), "2": Files(world.root / "two", by="land")}
+        flow.write("out", rows.withColumn("to", rows.id.cast("string")), to=to, by="to")
+
+    world.add([(1, "y" * 300), (2, "y" * 300)])
+    with pytest.raises(BadRows, match=r"two'\): a value of column land .* 314 bytes"):
+        onceflow.start(job, home=world.root / "home", once=True).wait()
 
 
 def test_the_folder_may_have_any_name(world: World, spark: SparkSession) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -116,8 +117,7 @@ def test_a_disk_that_is_full_while_rows_are_added_keeps_nobody_from_going_on(
             pytest.raises(OSError, match="No space left"),
             (small_disk / "ballast").open("wb", buffering=0) as file,
         ):
-            while True:
-                file.write(b"\0" * 4096)
+            file.writelines(itertools.repeat(b"\0" * 4096))
 
     faults.arm("folder.moved", fill)
     with pytest.raises(DiskFull):

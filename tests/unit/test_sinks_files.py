@@ -26,7 +26,7 @@ from targets import (
 from turns import Killed, Stepped, Truth, Turns, seeds
 
 from onceflow.committables import BY, describe, verify
-from onceflow.errors import Damaged, Fenced, JobError, PublishFailed, TargetForeign
+from onceflow.errors import BadRows, Damaged, Fenced, JobError, PublishFailed, TargetForeign
 from onceflow.sinks import Files, Outcome, Position, Publication, Staged
 from onceflow.sinks.files import published_files
 from onceflow.storage import LocalStore
@@ -200,6 +200,26 @@ def test_files_of_one_name_in_several_partitions_are_copied_apart(
     copied = sink.stage(Staged(found, folder, folder / "0", folder.name, SCHEMA, lambda: None))
     assert sink.publish(publication(tmp_path, 0, files=copied)) is Outcome.PUBLISHED
     assert target.rows() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("value", "size"), [("x" * 248, 256), ("%3A" * 83, 257), ("字" * 83, 257)])
+def test_a_value_that_no_folder_can_be_called_by_is_refused_before_the_decision(
+    target: FilesTarget, value: str, size: int
+) -> None:
+    folder = target.root / "staged" / "0f8fad5b-0-1-aaaa"
+    rows = stage(folder / "rows", table([1]))
+    sink = fenced(target, by=["country"])
+
+    def staged(value: str) -> Staged:
+        files = tuple(replace(file, partition=f"country={value}") for file in rows)
+        return Staged(files, folder, folder / "0", folder.name, SCHEMA, lambda: None)
+
+    with pytest.raises(BadRows, match=f"column country would make .* {size} bytes") as caught:
+        sink.stage(staged(value))
+    assert "shorten country" in caught.value.hint
+    fits = sink.stage(staged(value[: len(value) - 3]))
+    assert sink.publish(publication(target.root, 0, files=fits)) is Outcome.PUBLISHED
+    assert target.rows() == [1]
 
 
 def test_what_older_terms_staged_beside_the_target_is_swept(target: FilesTarget) -> None:

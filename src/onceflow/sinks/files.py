@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onceflow.commits import Commit, CommitLog, Commits
-from onceflow.committables import AS_WRITTEN, BY, COMMITTER, describe
+from onceflow.committables import AS_WRITTEN, BY, COMMITTER, describe, refuse_long_folder
 from onceflow.errors import Damaged, JobError, TargetForeign
 from onceflow.ledger import Committable, Ledger, Publication
 from onceflow.schema import columns, refuse_difference
@@ -142,6 +142,8 @@ class Files(FolderSink):
             )
 
     def stage(self, staged: Staged) -> tuple[Committable, ...]:
+        for name in {part for file in staged.files for part in file.partition.split("/")}:
+            refuse_long_folder(name, name.partition("=")[0], str(self), self.path)
         if self.format == "json" and staged.files:
             staged = replace(staged, files=self._as_json(staged))
         return super().stage(staged)
