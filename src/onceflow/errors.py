@@ -17,11 +17,13 @@
     ├── BadRows              rows of an epoch that an output cannot take
     ├── PlanChanged          Spark planned something else than what follows; open again
     ├── PublishFailed        nothing became visible; safe to try again
+    │   └── TargetAway       the target's server does not answer, or takes nobody; it may come back
     ├── PublishUnknown       it cannot be known; look at the ledger, never guess
     ├── ServerSilent         a server does not answer; it may come back
     └── DiskFull             no space left; nothing was decided
 
-`retryable` tells the supervisor whether opening the query again can mend it.
+`retryable` tells the supervisor whether opening the query again can mend it; `away`, that a server
+must come back for that, so that it is tried until it does.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ class OnceflowError(Exception):
 
     exit_code = 1
     retryable = False
+    away = False
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -117,6 +120,10 @@ class PublishFailed(OnceflowError):
     retryable = True
 
 
+class TargetAway(PublishFailed):
+    away = True
+
+
 class PublishUnknown(OnceflowError):
     exit_code = 75
     retryable = True
@@ -125,6 +132,7 @@ class PublishUnknown(OnceflowError):
 class ServerSilent(OnceflowError):
     exit_code = 75
     retryable = True
+    away = True
 
 
 class DiskFull(OnceflowError):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import textwrap
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from story import Story
 from test_cli import story_file, write
 from waiting import wait_for
 
+from onceflow.runtime import supervisor
 from onceflow.runtime.supervisor import Supervisor
 
 
@@ -104,6 +107,66 @@ def test_a_driver_that_only_dies_is_given_up_after_five_starts(tmp_path: Path) -
     assert screen.kinds() == ["starting", "restarting"] * 4 + ["starting", "error"]
     pauses = [event["in_s"] for event in screen.events if event["event"] == "restarting"]
     assert pauses == [0.01, 0.02, 0.04, 0.08]
+
+
+@pytest.fixture
+def master(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """The place of a Spark master that does not listen yet."""
+    monkeypatch.setattr(supervisor, "_LONGEST_PAUSE", 0.04)
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        yield place
+
+
+def of(place: socket.socket) -> str:
+    return f"--master=spark://127.0.0.1:{place.getsockname()[1]}"
+
+
+def test_a_server_that_is_away_is_waited_for_and_other_failures_still_end_the_run(
+    tmp_path: Path, master: socket.socket
+) -> None:
+    class Late(Heard):
+        """The master comes back before the seventh start."""
+
+        def show(self, event: Event) -> None:
+            super().show(event)
+            if self.kinds().count("restarting") == 6:
+                master.listen()
+
+    screen = Late()
+    dies = job_that(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    run = Supervisor([*dies, of(master)], screen, first_pause=0.01)
+    assert run.run() == 128 + signal.SIGKILL
+    again = [event for event in screen.events if event["event"] == "restarting"]
+    assert [event["kind"] for event in again] == ["MasterSilent"] * 6 + ["DriverDied"] * 4
+    assert [event["away"] for event in again] == [True] * 6 + [False] * 4
+    assert [event["in_s"] for event in again] == [0.01, 0.02] + [0.04] * 8
+
+
+def test_with_once_a_server_that_is_away_is_given_up_after_five_starts(
+    tmp_path: Path, master: socket.socket
+) -> None:
+    screen = Heard()
+    run = Supervisor([*job_that(tmp_path, ""), of(master), "--once"], screen, first_pause=0.01)
+    assert run.run() == 4
+    assert screen.kinds() == ["starting", "restarting"] * 4 + ["starting", "error"]
+
+
+def test_sigterm_ends_the_waiting_for_a_server_at_once(
+    tmp_path: Path, master: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_LONGEST_PAUSE", 3600)
+
+    class Impatient(Heard):
+        def show(self, event: Event) -> None:
+            super().show(event)
+            if event["event"] == "restarting":
+                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+
+    screen = Impatient()
+    run = Supervisor([*job_that(tmp_path, ""), of(master)], screen, first_pause=3600)
+    assert run.run() == 0
+    assert screen.kinds() == ["starting", "restarting", "stopping"]
 
 
 def test_a_driver_that_a_retry_cannot_mend_is_not_started_again(tmp_path: Path) -> None:

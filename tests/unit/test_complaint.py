@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from onceflow.errors import OnceflowError, PublishFailed, ServerSilent
 from onceflow.runtime.complaint import RETRY, Complaint, complaint
 
 
@@ -23,6 +24,14 @@ def test_what_the_jobs_own_code_raises_is_not_tried_again(tmp_path: Path) -> Non
     said = told(tmp_path, "ValueError('no such ad')")
     assert (said.kind, said.exit_code, said.retryable) == ("JobError", 2, False)
     assert said.message.endswith("job.py, line 2: ValueError: no such ad")
+
+
+@pytest.mark.parametrize(("kind", "away"), [(ServerSilent, True), (PublishFailed, False)])
+def test_a_server_that_is_away_is_told_from_other_failures(
+    tmp_path: Path, kind: type[OnceflowError], away: bool
+) -> None:
+    said = complaint(kind("no answer"), tmp_path / "job.py")
+    assert (said.retryable, said.away) == (True, away)
 
 
 def test_a_python_worker_that_died_while_the_job_was_declared_is(tmp_path: Path) -> None:

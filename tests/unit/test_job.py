@@ -254,6 +254,7 @@ def test_exit_codes_are_errors_and_what_a_retry_mends_says_so() -> None:
     for kind in ERRORS:
         assert 0 < kind.exit_code < 126
         assert kind.retryable == (kind.exit_code == 75)  # EX_TEMPFAIL
+        assert kind.retryable or not kind.away
 
 
 # ---------------------------------------------------------------- public names

@@ -104,6 +104,16 @@ def test_a_setting_from_an_environment_that_lacks_it_is_refused() -> None:
         Cluster("h:1", {"sasl.password": "env:NOBODY_SET_THIS"}).client()
 
 
+@pytest.mark.parametrize(
+    ("code", "away"),
+    [("_TRANSPORT", True), ("COORDINATOR_NOT_AVAILABLE", True), ("INVALID_RECORD", False)],
+)
+def test_only_brokers_that_are_away_are_waited_for_without_end(code: str, away: bool) -> None:
+    kafka = pytest.importorskip("confluent_kafka").KafkaError
+    told = Cluster("h:1").explain(kafka(getattr(kafka, code)), "write to orders")
+    assert (told.retryable, told.away) == (True, away)
+
+
 def test_every_client_gets_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_PASSWORD", "abracadabra")
     monkeypatch.setattr(Cluster, "_make", lambda self, kind, settings: settings)

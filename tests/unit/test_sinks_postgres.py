@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from onceflow.errors import JobError, PublishFailed, SetupError
 from onceflow.flow import targets
 from onceflow.schema import parse_schema
 from onceflow.sinks import Postgres, open_target
+from onceflow.sinks.postgres_server import Server
 from onceflow.sinks.postgres_values import postgres_type
 
 SECRETS = (
@@ -61,10 +63,31 @@ def test_names_that_are_none_are_refused(name: str) -> None:
             Postgres(**settings)
 
 
-def test_a_server_that_is_not_there_is_tried_again() -> None:
+def test_a_server_that_is_not_there_is_tried_again_until_it_is() -> None:
     with pytest.raises(PublishFailed, match="cannot connect") as failed:
         Postgres("host=127.0.0.1 port=1 connect_timeout=2", table="t").published("a/b/c")
     assert failed.value.retryable
+    assert failed.value.away
+
+
+@pytest.mark.parametrize(
+    ("kind", "away"),
+    [
+        ("OperationalError", True),  # the connection is lost: there is no code
+        ("errors.AdminShutdown", True),
+        ("errors.TooManyConnections", True),
+        ("errors.DiskFull", False),
+        ("errors.LockNotAvailable", False),
+        ("errors.QueryCanceled", False),
+        ("DataError", False),
+    ],
+)
+def test_only_a_server_that_is_away_is_waited_for_without_end(kind: str, away: bool) -> None:
+    import psycopg
+
+    raised = attrgetter(kind)(psycopg)("it says so")
+    told = Server("host=h", table="t", seconds=1).translate(raised)
+    assert (told.retryable, told.away) == (True, away)
 
 
 @pytest.mark.parametrize(

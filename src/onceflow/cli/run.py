@@ -34,6 +34,7 @@ def command(  # noqa: PLR0917 - one parameter for each option
 ) -> None:  # fmt: skip
     """Run a job. It is started again when it fails and that can help; SIGINT (Ctrl-C) and SIGTERM
     stop it at an epoch's end. Kill it as you like: the next run goes on exactly where it stood.
+    A server that is away (Kafka, PostgreSQL, the Spark master) is waited for, but not with --once.
 
     JOB.py is a file with a function that is decorated with @job; if it has several, :name says
     which. --json writes one event a line.

@@ -69,7 +69,7 @@ class Plain:
             case "restarting":
                 failed(event["message"], event["hint"])
                 when = f"in {event['in_s']:.0f} s" if event["in_s"] else "now"
-                click.echo(f"starting again {when}", err=True)
+                click.echo(f"{_until(event)}starting again {when}", err=True)
             case "error":
                 failed(event["message"], event["hint"])
             case "ended":
@@ -169,6 +169,10 @@ def started(event: Event) -> list[str]:
             for output, what in query["outputs"].items()
         ]
     return lines
+
+
+def _until(event: Event) -> str:
+    return "it is tried until the server answers; " if event.get("away") else ""
 
 
 def cells(query: dict[str, Any]) -> dict[str, str]:

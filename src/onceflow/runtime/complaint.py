@@ -41,6 +41,7 @@ class Complaint:
     hint: str
     exit_code: int
     retryable: bool
+    away: bool = False
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -63,7 +64,8 @@ def complaint(
         if isinstance(error, JobError) and _passed(error, file) and str(file) not in message:
             message = f"{where(error, file)}: {message}"
         hint = error.hint or ("mend that line" if re.search(r", line \d+: ", message) else "")
-        return Complaint(type(error).__name__, message, hint, error.exit_code, error.retryable)
+        return Complaint(type(error).__name__, message, hint, error.exit_code, error.retryable,
+                         error.away)  # fmt: skip
     kind, see = type(error).__name__, f"its log is {log}" if log else ""
     in_task = _in_python_task(str(error), file)
     if in_task is not None:

@@ -199,6 +199,7 @@ class MasterSilent(SetupError):
     """It may come back: the supervisor tries again."""
 
     retryable = True
+    away = True
 
 
 def refuse_home(home: Path) -> None:

@@ -2,7 +2,7 @@
 
 The supervisor is a process of its own because the driver's Python and its JVM can each hang or
 die alone; ending the driver's process group ends both. A fault that a retry can't mend ends the
-run.
+run, and so does one that comes again and again; but for a server that is away it waits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onceflow.runtime.complaint import RETRY, death
 
 Event = dict[str, Any]
 
-_GIVE_UP_AFTER = 5  # lives in a row that came to nothing
+_GIVE_UP_AFTER = 5  # lives in a row that came to nothing, though no server was away
 _HEALTHY_AFTER = 60.0  # seconds of a started job without input
 _LONGEST_PAUSE = 60.0
 _TICK = 0.25
@@ -51,6 +51,7 @@ class Supervisor:
 
     def __init__(self, arguments: list[str], screen: Screen, *, first_pause: float = 1.0) -> None:
         self._arguments = arguments
+        self._waits = "--once" not in arguments  # else who started it decides what then
         self._first_pause = first_pause  # seconds; each further one is twice as long
         self._screen: Screen | None = screen
         self._driver: _Driver | None = None
@@ -73,7 +74,7 @@ class Supervisor:
         return code if self._screen is not None else _NOBODY_LISTENS
 
     def _run(self) -> int:
-        failures, starts = 0, 0
+        failures, starts, pause = 0, 0, 0.0
         while True:
             starts += 1
             self._tell({"event": "starting", "job": self._arguments[0], "start": starts})
@@ -82,14 +83,15 @@ class Supervisor:
                 if error is not None:
                     self._tell(error)
                 return 0 if code in (0, _KILLED + signal.SIGTERM) else code
-            failures = 1 if healthy else failures + 1
             error = error or _crash(code)
+            away = self._waits and error.get("away", False)
+            failures = (0 if healthy else failures) + (not away)
             if not error["retryable"] or failures >= _GIVE_UP_AFTER:
                 self._tell(error)
                 return code
-            pause = min(_LONGEST_PAUSE, self._first_pause * 2.0 ** (failures - 1))
+            pause = self._first_pause if healthy or not pause else min(_LONGEST_PAUSE, 2.0 * pause)
             seconds = 0.0 if healthy else pause
-            self._tell({**error, "event": "restarting", "in_s": seconds})
+            self._tell({**error, "event": "restarting", "in_s": seconds, "away": away})
             if self._stopping.wait(seconds):
                 self._tell_stopping()
                 return 0

@@ -10,7 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from onceflow.errors import JobError, OnceflowError, PublishFailed, SetupError, TargetError
+from onceflow.errors import (
+    JobError,
+    OnceflowError,
+    PublishFailed,
+    SetupError,
+    TargetAway,
+    TargetError,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -23,6 +30,13 @@ _OURS = {
 }  # fmt: skip
 _SECRET = re.compile(r"password|secret|token|jaas|\.pem$|oauthbearer\.config|sasl\.oauthbearer")
 _ENV = "env:"
+# Brokers that do not answer, or are too few for now.
+_AWAY = (
+    "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "_TIMED_OUT", "_MSG_TIMED_OUT",
+    "REQUEST_TIMED_OUT", "NETWORK_EXCEPTION", "BROKER_NOT_AVAILABLE", "LEADER_NOT_AVAILABLE",
+    "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS", "NOT_ENOUGH_REPLICAS",
+    "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
+)  # fmt: skip
 _SLACK = 10.0  # seconds after its own timeout at which a client that says nothing is given up
 _PRODUCER = {
     "enable.idempotence": True,
@@ -233,7 +247,8 @@ class Cluster:
             return TargetError(at, hint=f"raise max.message.bytes of topic {topic} again")
         if code in (known.INVALID_REPLICATION_FACTOR, known.POLICY_VIOLATION):
             return TargetError(at, hint="create the topic yourself, as your cluster wants it")
-        return PublishFailed(at, hint="see that the brokers can be reached; it is tried again")
+        kind = TargetAway if code in [getattr(known, name) for name in _AWAY] else PublishFailed
+        return kind(at, hint="see that the brokers can be reached; it is tried again")
 
 
 def _heard(error: Any) -> None:

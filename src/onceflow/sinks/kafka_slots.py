@@ -20,6 +20,7 @@ from onceflow.errors import (
     Fenced,
     PublishFailed,
     PublishUnknown,
+    TargetAway,
     TargetBehind,
 )
 from onceflow.ledger import Committable, Outcome, Publication, judge, staged_file_gone
@@ -345,7 +346,7 @@ def _wait_for_room(producer: Any, target: Target) -> None:
     while len(producer) >= full:
         producer.poll(0.02)
         if time.monotonic() - since > target.cluster.timeout:
-            raise PublishFailed(
+            raise TargetAway(
                 f"{target}: the broker took no row for {target.cluster.timeout:g} s",
                 hint="see that the brokers can be reached; it is tried again",
             )

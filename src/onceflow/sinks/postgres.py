@@ -25,6 +25,7 @@ from onceflow.errors import (
     PublishFailed,
     PublishUnknown,
     SchemaMismatch,
+    TargetAway,
     TargetBehind,
     TargetError,
 )
@@ -173,7 +174,7 @@ class Postgres(Sink):
                 with self._server.transaction(db):
                     return self._ledger.fence(db, output, table=self.table, term=term, token=token)
         except NoAnswer as lost:
-            raise PublishFailed(f"{self}: no answer: {lost}", hint="it is asked again") from lost
+            raise TargetAway(f"{self}: no answer: {lost}", hint="it is asked again") from lost
         except PublishFailed as error:
             if stuck:
                 raise PublishFailed(

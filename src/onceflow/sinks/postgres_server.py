@@ -15,6 +15,7 @@ from onceflow.errors import (
     OnceflowError,
     PublishFailed,
     SetupError,
+    TargetAway,
     TargetBehind,
     TargetError,
 )
@@ -139,7 +140,7 @@ class Server:
                 f"{self.label}: the server does not let us in: {text}",
                 hint="look at user, password, database and TLS options of the connection",
             )
-        return PublishFailed(
+        return TargetAway(
             f"{self.label}: cannot connect: {text}",
             hint=f"is the server running, and reachable from here? {_AGAIN}",
         )
@@ -150,8 +151,11 @@ class Server:
         detail = f" ({error.diag.message_detail})" if error.diag.message_detail else ""
         what = self._without_secrets(f"{self.label}: {said}{detail}")
         kinds: tuple[tuple[str, type[OnceflowError], str], ...] = (
-            ("53100", DiskFull, "make space on the server's disk; it goes on where it stood"),
-            ("53", PublishFailed, f"the server lacks resources; {_AGAIN}"),
+            ("53100", DiskFull, "make space on the server's disk and start the job again; it goes "
+             "on where it stood"),
+            ("53", TargetAway, f"the server lacks resources; {_AGAIN}"),
+            ("08", TargetAway, _AGAIN),
+            ("57P", TargetAway, _AGAIN),
             ("55P03", PublishFailed, "somebody holds a lock on the table or the ledger: see "
              f"pg_locks and pg_blocking_pids(); {_AGAIN}"),
             ("25P04", PublishFailed, _LONG),
@@ -170,7 +174,8 @@ class Server:
         for prefix, kind, hint in kinds:
             if code.startswith(prefix):
                 return kind(what, hint=hint)
-        return PublishFailed(what, hint=_AGAIN)
+        lost = not code and isinstance(error, client().OperationalError)
+        return (TargetAway if lost else PublishFailed)(what, hint=_AGAIN)
 
     def _without_secrets(self, text: str) -> str:
         for name, value in self._given.items():
