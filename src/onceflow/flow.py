@@ -71,10 +71,10 @@ class Flow:
         """Publish the rows of `df` to a sink, or to several that are decided together.
 
         Several: `to={"valid": …, "rejected": …}, by="outcome"`, where the column `by` names the
-        output of each row. `on_bad` names the output of rows that their own can never take (too
-        large a message for a topic of Kafka); without it they stop the job. `mode` is Spark's
-        output mode. `guarantee`: "exactly-once", or by choice "at-least-once" or "at-most-once";
-        {output: guarantee} for several.
+        output of each row. `on_bad` names the output of rows that their own can never take (a null
+        key for a table, too large a message for a topic); without it they stop the job. `mode` is
+        Spark's output mode. `guarantee`: "exactly-once", or by choice "at-least-once" or
+        "at-most-once"; {output: guarantee} for several.
         """
         check_name("output", name)
         if name in self.queries:

@@ -222,7 +222,9 @@ class Stager:
         """Rows that their sink can never take go to output `to`. Nothing is decided yet."""
         moved = False
         for name, sink in self._outputs.items():
-            unfit = {file: sink.unfit(file) for file in found[name]} if name != to else {}
+            unfit = (
+                {file: sink.unfit(file, self._schema) for file in found[name]} if name != to else {}
+            )
             unfit = {file: rows for file, rows in unfit.items() if rows}
             for file, rows in unfit.items():
                 set_apart(file, rows, roots[to])

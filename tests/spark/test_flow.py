@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -172,6 +173,10 @@ DECLARATIONS: dict[str, tuple[Callable[[Flow, World], object], str]] = {
     "a path among the sinks": (
         lambda f, w: f.write("x", w.rows(f), to={"a": w.to_files(), "b": "out"}, by="key"),  # type: ignore
         "'out', which is not a sink",
+    ),
+    "bad rows for an output that is not there": (
+        lambda f, w: f.write("x", w.rows(f), to={"a": w.to_files()}, by="key", on_bad="rejected"),
+        "on_bad='rejected' of output 'x' is not one of several outputs",
     ),
     "no sink at all": (lambda f, w: f.write("x", w.rows(f), to={}), "{}, which is not a sink"),
     "an output name that is no folder": (
@@ -369,6 +374,43 @@ def test_rows_without_an_output_stop_the_job_and_nothing_is_decided(world: World
     assert not world.files("low")
     world.live(routed(world, F.lit("low")))
     assert ids_of(world.files("low")) == [0, 1, 2, 3]
+
+
+def test_rows_that_an_output_can_never_take_go_to_the_output_for_bad_rows(world: World) -> None:
+    """In the same decision, also where it is made by a driver that dies after it."""
+
+    def declare(flow: Flow) -> None:
+        rows = world.rows(flow).withColumn("outcome", F.lit("good"))
+        key = F.when(F.col("id") % 7 != 0, F.col("id")).alias("number")
+        text = F.when(F.col("id") % 5 == 1, F.unhex(F.lit("FF")).cast("string")).alias("text")
+        to = {"good": sinks.Sqlite(world.root / "good.db", table="good", key="number")}
+        to["bad"] = world.to_files("bad")
+        flow.write("routed", rows.select("id", key, text, "outcome"), to=to, by="outcome",
+                   on_bad="bad")  # fmt: skip
+
+    unfit = [n for n in range(40) if n % 7 == 0 or n % 5 == 1]
+    for first in (0, 20):  # the first epoch is written by Spark, the second by the driver
+        world.add(range(first, first + 20))
+    faults.arm("epoch.decided", "raise", visit=2)
+    with pytest.raises(faults.InjectedFault):
+        world.live(declare)
+    world.live(declare)
+    with contextlib.closing(sqlite3.connect(world.root / "good.db")) as db:
+        good = [n for (n,) in db.execute("SELECT id FROM good")]
+    bad = pq.read_table(world.root / "bad", columns=["id"]).column(0).to_pylist()
+    assert (sorted(good), sorted(bad)) == ([n for n in range(40) if n not in unfit], unfit)
+
+
+def test_bad_rows_have_no_sub_folders(world: World) -> None:
+    world.add(range(4))
+
+    def declare(flow: Flow) -> None:
+        to = {"a": world.to_files("a"), "b": sinks.Files(world.root / "b", by=["key"])}
+        rows = world.rows(flow).withColumn("outcome", F.lit("a"))
+        flow.write("x", rows, to=to, by="outcome", on_bad="b")
+
+    with pytest.raises(JobError, match=r"on_bad='b': .* puts its rows into sub-folders"):
+        world.live(declare)
 
 
 def test_an_output_that_is_added_later_gets_the_rows_from_then_on(world: World) -> None:

@@ -95,7 +95,7 @@ class Sink(ABC):
         """Turn the staged Parquet files into what `publish` wants. Raises `BadRows`."""
         return staged.files
 
-    def unfit(self, file: Committable) -> dict[int, str]:
+    def unfit(self, file: Committable, schema: str) -> dict[int, str]:
         """Rows of a staged file that the target can never take: number in the file -> why.
 
         They go to the output that `on_bad` names. Only asked for if it names one; else it is

@@ -150,7 +150,7 @@ class Kafka(Sink):
             load[slot] += count
         return tuple(replace(f, partition=f"slot={chosen[_task(f)]}") for f in staged.files)
 
-    def unfit(self, file: Committable) -> dict[int, str]:
+    def unfit(self, file: Committable, schema: str) -> dict[int, str]:
         return dict(self._target.layout.too_large(file, self._target.largest))
 
     # -------------------------------------------------------------- ledger and publish

@@ -14,7 +14,8 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -52,7 +53,7 @@ from onceflow.sinks.postgres_table import (
 )
 from onceflow.sinks.postgres_unfit import always_fits, unfit
 from onceflow.sinks.sqlite_values import quote
-from onceflow.sinks.unfit import refuse_unfit
+from onceflow.sinks.unfit import refuse_unfit, unfit_rows
 from onceflow.testing.faults import reach
 
 if TYPE_CHECKING:
@@ -152,12 +153,21 @@ class Postgres(Sink):
 
     def stage(self, staged: Staged) -> tuple[Committable, ...]:
         """What PostgreSQL would refuse is refused here, before it is decided."""
-        kinds = {f["name"]: f["type"] for f in json.loads(staged.schema)["fields"]}
-        names = [n for n, kind in kinds.items() if n in self.key or not always_fits(kind)]
-        if names:
-            batches = (b for f in staged.files for b in read_batches(f.path, staged.schema, names))
-            refuse_unfit(str(self), batches, partial(unfit, kinds=kinds, key=self.key), self.key)
+        batches = self._judged(staged.files, staged.schema)
+        refuse_unfit(str(self), batches, self._judge(staged.schema), self.key)
         return staged.files
+
+    def unfit(self, file: Committable, schema: str) -> dict[int, str]:
+        return unfit_rows(self._judged((file,), schema), self._judge(schema))
+
+    def _judged(self, files: Iterable[Committable], schema: str) -> Iterator[Any]:
+        """The columns that may have something unfit in them, batch by batch."""
+        names = [n for n, kind in _kinds(schema).items() if n in self.key or not always_fits(kind)]
+        for file in files if names else ():
+            yield from read_batches(file.path, schema, names)
+
+    def _judge(self, schema: str) -> Callable[[Any], Counter[str]]:
+        return partial(unfit, kinds=_kinds(schema), key=self.key)
 
     # -------------------------------------------------------------- the ledger
 
@@ -345,3 +355,7 @@ class Postgres(Sink):
 
 def _columns_sql(columns: dict[str, str]) -> str:
     return ", ".join(f"{quote(name)} {kind}" for name, kind in columns.items())
+
+
+def _kinds(schema: str) -> dict[str, Any]:
+    return {field["name"]: field["type"] for field in json.loads(schema)["fields"]}

@@ -7,12 +7,12 @@ import os
 import re
 import shutil
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from onceflow.errors import (
-    BadRows,
     DiskFull,
     Fenced,
     JobError,
@@ -43,7 +43,7 @@ from onceflow.sinks.sqlite_values import (
     sqlite_unfit,
     sqlite_values,
 )
-from onceflow.sinks.unfit import refuse_unfit
+from onceflow.sinks.unfit import refuse_unfit, unfit_rows
 from onceflow.storage import make_dirs
 from onceflow.testing.faults import reach
 
@@ -121,31 +121,22 @@ class Sqlite(Sink):
 
     def stage(self, staged: Staged) -> tuple[Committable, ...]:
         """What SQLite would refuse is refused here, before it is decided."""
-        kinds = leaf_types(staged.schema)
-        names = [n for n in kinds if n in self.key or any(map(may_be_unfit, kinds[n]))]
-        if names:
-            batches = (batch for file in staged.files for batch in _batches(file.path, names))
-            refuse_unfit(str(self), batches, sqlite_unfit, self.key)
-        if self.key:
-            for file in staged.files:
-                self._refuse_null_keys(file)
+        batches = self._judged(staged.files, staged.schema)
+        refuse_unfit(str(self), batches, self._unfit, self.key)
         return staged.files
 
-    def _refuse_null_keys(self, file: Committable) -> None:
-        import pyarrow.parquet as pq
+    def unfit(self, file: Committable, schema: str) -> dict[int, str]:
+        return unfit_rows(self._judged((file,), schema), self._unfit)
 
-        nulls = {}
-        for name in self.key:
-            column = pq.ParquetFile(file.path).read([name]).column(0)
-            count = column.is_null(nan_is_null=True).to_pylist().count(True)
-            if count:
-                nulls[name] = count
-        if nulls:
-            raise BadRows(
-                f"{self}: null or NaN in key column "
-                + ", ".join(f"{name} ({count} rows)" for name, count in nulls.items()),
-                hint="filter these rows out, give them a key, or send them to another output",
-            )
+    def _judged(self, files: Iterable[Committable], schema: str) -> Iterator[Any]:
+        """The columns that may have something unfit in them, batch by batch."""
+        kinds = leaf_types(schema)
+        names = [n for n in kinds if n in self.key or any(map(may_be_unfit, kinds[n]))]
+        for file in files if names else ():
+            yield from _batches(file.path, names)
+
+    def _unfit(self, batch: Any) -> Counter[str]:
+        return sqlite_unfit(batch, self.key)
 
     # -------------------------------------------------------------- ledger and publish
 

@@ -6,6 +6,7 @@ import base64
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -77,10 +78,15 @@ def may_be_unfit(kind: str) -> bool:
     return kind == "string" or kind.startswith(("date", "timestamp"))
 
 
-def sqlite_unfit(batch: Any) -> Counter[str]:
+def sqlite_unfit(batch: Any, key: Sequence[str]) -> Counter[str]:
     """What SQLite cannot store, or its functions for dates cannot read -> how many of it."""
+    import pyarrow.compute as pc
+
     found: Counter[str] = Counter()
     for name in batch.schema.names:
+        if name in key:
+            nulls = pc.sum(batch.column(name).is_null(nan_is_null=True)).as_py()
+            found[f"null or NaN in key column {name}"] += nulls or 0
         for leaf in leaves(batch.column(name)):
             if is_text(leaf.type):
                 found[f"text that is not UTF-8 in column {name}"] += not_utf8(leaf)

@@ -40,8 +40,33 @@ def refuse_unfit(
         raise BadRows(
             f"{target} cannot store "
             + "; ".join(f"{what} ({n:,} values){first[what]}" for what, n in counts.items()),
-            hint="filter these rows out, mend them, or send them to another output",
+            hint="filter these rows out, mend them, or let them go to another output: "
+            'flow.write(…, to={…}, on_bad="rejected")',
         )
+
+
+def unfit_rows(batches: Iterable[Any], unfit: Callable[[Any], Mapping[str, int]]) -> dict[int, str]:
+    """Each row that has something unfit: its number -> what that is."""
+    found: dict[int, str] = {}
+    first = 0
+    for batch in batches:
+        found |= _unfit_rows(batch, unfit, first)
+        first += batch.num_rows
+    return found
+
+
+def _unfit_rows(
+    batch: Any, unfit: Callable[[Any], Mapping[str, int]], first: int
+) -> dict[int, str]:
+    """By halves: nearly all rows fit."""
+    wrong = unfit(batch)
+    if not wrong:
+        return {}
+    if batch.num_rows == 1:
+        return {first: ", ".join(wrong)}
+    half = batch.num_rows // 2
+    rest = _unfit_rows(batch.slice(half), unfit, first + half)
+    return _unfit_rows(batch.slice(0, half), unfit, first) | rest
 
 
 def leaves(column: Any) -> Iterator[Any]:
