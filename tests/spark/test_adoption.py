@@ -15,7 +15,8 @@ from story import FILES, ROWS, Story
 from waiting import wait_for
 
 import onceflow
-from onceflow import sinks, sources
+from onceflow import epoch, sinks, sources
+from onceflow.committables import harden
 from onceflow.testing import faults
 
 
@@ -69,7 +70,7 @@ def test_a_lost_commit_file_is_written_from_the_decision(tmp_path: Path, spark: 
 
 @pytest.mark.parametrize("query", ["sum", "join"])
 def test_a_query_goes_on_from_snapshots_of_its_state(
-    tmp_path: Path, spark: Any, query: str
+    tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, query: str
 ) -> None:
     """Spark writes one now and then, behind the epochs; a session may not stand in its way."""
     source, target = tmp_path / "in", tmp_path / "out"
@@ -97,6 +98,11 @@ def test_a_query_goes_on_from_snapshots_of_its_state(
             to = sinks.Files(target)
         return onceflow.write(df, "result", to=to, mode=mode, home=tmp_path / "home", **options)
 
+    synced: list[Path] = []
+    monkeypatch.setattr(
+        epoch, "harden", lambda files, *rest: (synced.extend(files), harden(files, *rest))
+    )
+
     def found(names: str) -> list[Path]:
         return list((tmp_path / "home").glob(f"result/lineages/*/result/{names}"))
 
@@ -110,9 +116,11 @@ def test_a_query_goes_on_from_snapshots_of_its_state(
             epochs += 1
     finally:
         running.stop()
+    first = {*found("state/**/*.zip"), *found("state/**/*.sst")}
     for _ in range(2):
         more()
         start(once=True).awaitTermination(120)
+    assert first <= set(synced)  # before the next epoch is decided
     if query == "join":
         assert sorted(pq.read_table(target)["id"].to_pylist()) == list(range(written))
     else:

@@ -22,7 +22,7 @@ from onceflow.spark_inside.source_log import (
 )
 from onceflow.storage import replace_file
 
-_NO_STORE = ("_metadata", "SSTs", "logs")  # what snapshots of a store consist of
+_PARTS = ("SSTs", "logs")  # what snapshots of a store consist of, beside their `.zip`
 
 
 def parse_offsets(text: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -70,6 +70,7 @@ class Checkpoint:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._stores: dict[Path, list[Path]] = {}
+        self._durable: dict[Path, set[Path]] = {}  # snapshots that `epoch_files` has named
 
     # .............................................................. identity
 
@@ -143,7 +144,22 @@ class Checkpoint:
             if is_file_offset(offset)
             for path in SourceLog(self.root / "sources" / name).holders(offset["logOffset"])
         ]
-        return [self.root / "offsets" / str(epoch), *sources, *self.state_files(epoch, state)]
+        found = self.state_files(epoch, state)
+        offsets = self.root / "offsets" / str(epoch)
+        return [offsets, *sources, *found, *self._new_snapshots({path.parent for path in found})]
+
+    def _new_snapshots(self, stores: set[Path]) -> list[Path]:
+        """Snapshots that the state of an epoch may stand on, unless they were named before: Spark
+        writes them behind the epochs, and does not fsync them either."""
+        found = []
+        for store in stores:
+            known = self._durable.get(store, set())
+            there = {store / name for name in names_in(store) if ".zip" in name}
+            if there - known:
+                there |= {store / of / name for of in _PARTS for name in names_in(store / of)}
+                found += sorted(there - known)
+                self._durable[store] = there
+        return found
 
     def set_sources(
         self,
@@ -221,7 +237,7 @@ class Checkpoint:
             folders = [
                 partition / name
                 for name in names_in(partition)
-                if name not in _NO_STORE and (partition / name).is_dir()
+                if name not in ("_metadata", *_PARTS) and (partition / name).is_dir()
             ]
             self._stores[partition] = folders or [partition]
         return self._stores[partition]
