@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import uuid
 import zlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -137,13 +138,19 @@ def verify(file: Committable, at: str | os.PathLike[str]) -> None:
         )
 
 
-def harden(files: Iterable[str | os.PathLike[str]], root: Path, known: set[Path]) -> None:
+def harden(
+    files: Iterable[str | os.PathLike[str]],
+    root: Path,
+    known: set[Path],
+    passing: Sequence[Path] = (),
+) -> None:
     """fsync files and the folders between them and `root` that have new names. Hadoop does not.
 
-    `known`: folders whose own names are on the disk; those that are now are added.
+    `known`: folders whose own names are on the disk; those that are now are added. `passing`: files
+    that may be removed meanwhile.
     """
     paths = [Path(file) for file in files]
-    folders = {path.parent for path in paths}
+    folders = {path.parent for path in (*paths, *passing)}
     for parent in list(folders):
         new = parent
         while new != root and new not in known and new.is_relative_to(root):
@@ -151,6 +158,9 @@ def harden(files: Iterable[str | os.PathLike[str]], root: Path, known: set[Path]
             new = new.parent
             folders.add(new)
     _map(fsync_file, paths)
+    for path in passing:
+        with contextlib.suppress(FileNotFoundError):
+            fsync_file(path)
     _map(fsync_dir, sorted(folders))
 
 

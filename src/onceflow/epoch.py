@@ -410,7 +410,8 @@ class Epochs:
         kept = [output for output in outputs if output.guarantee is not Guarantee.AT_MOST_ONCE]
         staged = [self._staged(file) for output in kept for file in output.files]
         spark = self.checkpoint.epoch_files(decision.epoch, decision.end, decision.state)
-        harden([*staged, *spark], self.query.folder, self._hardened)
+        snapshots = self.checkpoint.new_snapshots(spark)
+        harden([*staged, *spark], self.query.folder, self._hardened, snapshots)
 
     def _publish(self, name: str, sink: Sink, decision: Decision) -> None:
         output = decision.outputs[name]

@@ -99,9 +99,12 @@ def test_a_query_goes_on_from_snapshots_of_its_state(
         return onceflow.write(df, "result", to=to, mode=mode, home=tmp_path / "home", **options)
 
     synced: list[Path] = []
-    monkeypatch.setattr(
-        epoch, "harden", lambda files, *rest: (synced.extend(files), harden(files, *rest))
-    )
+
+    def spied(files: list[Path], root: Path, known: set[Path], passing: list[Path]) -> None:
+        synced.extend(passing)
+        harden(files, root, known, passing)
+
+    monkeypatch.setattr(epoch, "harden", spied)
 
     def found(names: str) -> list[Path]:
         return list((tmp_path / "home").glob(f"result/lineages/*/result/{names}"))

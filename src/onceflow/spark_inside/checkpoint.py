@@ -70,7 +70,7 @@ class Checkpoint:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._stores: dict[Path, list[Path]] = {}
-        self._durable: dict[Path, set[Path]] = {}  # snapshots that `epoch_files` has named
+        self._durable: dict[Path, set[Path]] = {}  # the snapshots that were named
 
     # .............................................................. identity
 
@@ -144,15 +144,13 @@ class Checkpoint:
             if is_file_offset(offset)
             for path in SourceLog(self.root / "sources" / name).holders(offset["logOffset"])
         ]
-        found = self.state_files(epoch, state)
-        offsets = self.root / "offsets" / str(epoch)
-        return [offsets, *sources, *found, *self._new_snapshots({path.parent for path in found})]
+        return [self.root / "offsets" / str(epoch), *sources, *self.state_files(epoch, state)]
 
-    def _new_snapshots(self, stores: set[Path]) -> list[Path]:
-        """Snapshots that the state of an epoch may stand on, unless they were named before: Spark
-        writes them behind the epochs, and does not fsync them either."""
+    def new_snapshots(self, files: list[Path]) -> list[Path]:
+        """Snapshots that these files of state may stand on, unless they were named before: Spark
+        writes them behind the epochs, and removes old ones."""
         found = []
-        for store in stores:
+        for store in {path.parent for path in files if path.is_relative_to(self.root / "state")}:
             known = self._durable.get(store, set())
             there = {store / name for name in names_in(store) if ".zip" in name}
             if there - known:
