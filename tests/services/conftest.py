@@ -10,6 +10,7 @@ import pytest
 
 import onceflow
 from onceflow import connector, jars
+from onceflow.session import AGEING
 from onceflow.testing.servers import Kafka, Postgres
 
 
@@ -31,6 +32,6 @@ def spark() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         if connector.FOLDER not in os.environ:
             patch.setenv(connector.FOLDER, str(jars.fetch("connector")))
-        session = onceflow.get_session("local[2]")
+        session = onceflow.get_session("local[2]", AGEING)  # tests/spark may get it too
     yield session
     session.stop()
