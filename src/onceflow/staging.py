@@ -157,9 +157,12 @@ class Stager:
             most = max(1, int(min(rolls) / max(self._bytes_per_row, 1.0)))
             options["maxRecordsPerFile"] = str(most)
         if folders:
+            from py4j.protocol import Py4JError
+            from pyspark.errors import PySparkException
+
             try:
                 rows.write.options(**options).partitionBy(*folders).parquet(str(root))
-            except Exception as error:
+            except (Py4JError, PySparkException) as error:
                 self._refuse_long_folder(str(error), root)
                 raise
         else:
@@ -220,23 +223,19 @@ class Stager:
         self, found: dict[str, tuple[Committable, ...]], roots: Mapping[str, Path], to: str
     ) -> None:
         """Rows that their sink can never take go to output `to`. Nothing is decided yet."""
-        moved = False
         for name, sink in self._outputs.items():
-            unfit = (
-                {file: sink.unfit(file, self._schema) for file in found[name]} if name != to else {}
-            )
-            unfit = {file: rows for file, rows in unfit.items() if rows}
-            for file, rows in unfit.items():
-                set_apart(file, rows, roots[to])
-            if unfit:
-                moved, found[name] = True, describe(roots[name], sink.by)
-                count, why = (
-                    sum(map(len, unfit.values())),
-                    next(iter(next(iter(unfit.values())).values())),
-                )
-                _logger.warning("%d rows for output %s go to %s: %s", count, name, to, why)
-        if moved:
-            found[to] = describe(roots[to], ())
+            if name == to:
+                continue
+            reasons: list[str] = []
+            for file in found[name]:
+                unfit = sink.unfit(file, self._schema)
+                if unfit:
+                    set_apart(file, unfit, roots[to])
+                    reasons += unfit.values()
+            if reasons:
+                found[name], found[to] = describe(roots[name], sink.by), describe(roots[to], ())
+                count = len(reasons)
+                _logger.warning("%d rows for output %s go to %s: %s", count, name, to, reasons[0])
 
     def _refuse_folders_for_unfit(self) -> None:
         if self._on_bad is not None and self._outputs[self._on_bad].by:

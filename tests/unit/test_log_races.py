@@ -28,6 +28,7 @@ from logs import (
     segment_files,
     unused_files,
 )
+from overtaken import WHEN, Overtaken
 from targets import OUTPUT, publication, stage
 from targets import SCHEMA as SINK_SCHEMA
 from turns import Killed, Stepped, Truth, Turns, seeds
@@ -62,26 +63,6 @@ def append_many(path: Path, numbers: range) -> None:
 
 
 # ---------------------------------------------------------------- a put that others overtake
-
-
-class Overtaken(LocalStore):
-    """Others do something before or after the first put of a commit, before it is looked at."""
-
-    def __init__(self, root: Path, others: Callable[[], None], when: str) -> None:
-        super().__init__(root)
-        self._others, self._when = others, when
-
-    def put_if_absent(self, name: str, data: bytes) -> bool:
-        others, self._others = self._others, lambda: None
-        if self._when == "before":
-            others()
-        won = super().put_if_absent(name, data)
-        if self._when != "before":
-            others()
-        return won and self._when != "after, and the answer is lost"
-
-
-WHEN = ("before", "after", "after, and the answer is lost")
 
 
 @pytest.mark.parametrize("when", WHEN)

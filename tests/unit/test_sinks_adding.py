@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from children import run_and_kill
+from overtaken import WHEN, Overtaken
 from targets import OUTPUT, FilesTarget, LogTarget, ids_in, publication, rows_of, stage, table
 
 from onceflow.committables import BY, describe
@@ -19,7 +19,6 @@ from onceflow.errors import DiskFull, Fenced, PublishUnknown, TargetForeign
 from onceflow.log import EmbeddedLog, embedded
 from onceflow.log.retention import trim
 from onceflow.sinks import Files, Log, Publication
-from onceflow.storage import LocalStore
 from onceflow.testing import faults
 
 KINDS = (FilesTarget, LogTarget)
@@ -155,24 +154,7 @@ def test_a_driver_that_wakes_up_while_it_adds_is_fenced_and_leaves_nothing(
     assert target.rows() == in_the_folder(target) == rows_of(0)
 
 
-class Overtaken(LocalStore):
-    """Others do something before or after the first put, before it is looked at."""
-
-    def __init__(self, root: Path, others: Callable[[], None], when: str) -> None:
-        super().__init__(root)
-        self._others, self._when = others, when
-
-    def put_if_absent(self, name: str, data: bytes) -> bool:
-        others, self._others = self._others, lambda: None
-        if self._when == "before":
-            others()
-        won = super().put_if_absent(name, data)
-        if self._when != "before":
-            others()
-        return won and self._when != "after, and the answer is lost"
-
-
-@pytest.mark.parametrize("when", ["before", "after", "after, and the answer is lost"])
+@pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("more", [1, 3, 14])
 def test_rows_are_added_once_though_others_roll_them_up_before_the_driver_looks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, more: int
