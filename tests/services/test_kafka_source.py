@@ -62,9 +62,10 @@ class World:
         self.client = {"bootstrap.servers": self.servers, "log_level": 2}
         self.admin = AdminClient(self.client)
 
-    def create(self, topic: str = "", partitions: int = 2) -> str:
-        name = topic or self.topic
-        for future in self.admin.create_topics([NewTopic(name, partitions)]).values():
+    def create(self, topic: str = "", partitions: int = 2, **config: str) -> str:
+        name, config = topic or self.topic, {k.replace("_", "."): v for k, v in config.items()}
+        made = self.admin.create_topics([NewTopic(name, partitions, config=config)])
+        for future in made.values():
             future.result()
         wait_for(lambda: name in self.admin.list_topics(timeout=10).topics)
         return name
@@ -326,7 +327,7 @@ def test_latest_is_where_the_job_was_started_first(world: World) -> None:
 
 
 def test_offsets_and_times_to_begin_at(world: World) -> None:
-    world.create()
+    world.create(retention_ms="-1")  # its rows are years old
     world.put(orders(0, 10), timestamp=1_700_000_000_000)
     world.put(orders(10, 10), timestamp=1_700_000_060_000)
     at = datetime.fromtimestamp(1_700_000_060, UTC)

@@ -367,6 +367,7 @@ def test_the_checkpoint_of_another_query_is_refused(
 # ---------------------------------------------------------------- moved
 
 
+@pytest.mark.usefixtures("no_snapshots")
 @pytest.mark.parametrize(
     ("state", "published"),
     [(False, True), (False, False), (True, False)],

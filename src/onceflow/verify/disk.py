@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,8 +47,26 @@ def disk_of(folder: Path, faults: int = 0) -> Iterator[None]:
     finally:
         kept = folder.with_name(f"{folder.name}.kept")
         try:
-            shutil.copytree(folder, kept, symlinks=True)
+            shutil.copytree(folder, kept, symlinks=True, copy_function=_copy_if_there)
         finally:
             subprocess.run(["umount", "-l", str(folder)], check=True)
-        folder.rmdir()
-        kept.rename(folder)
+        _put_in_place(kept, folder)
+
+
+def _copy_if_there(file: str, to: str) -> None:
+    """Spark removes old state behind the epochs, also of a query that has ended."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copy2(file, to, follow_symlinks=False)
+
+
+def _put_in_place(kept: Path, folder: Path) -> None:
+    """Spark may still write a snapshot of state there, while its JVM lives on."""
+    for last in (False,) * 50 + (True,):
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            kept.rename(folder)
+            return
+        except OSError:
+            if last:
+                raise
+            time.sleep(0.1)
