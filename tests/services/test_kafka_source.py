@@ -25,12 +25,12 @@ from confluent_kafka.admin import (
     AclPermissionType,
     AdminClient,
     NewPartitions,
-    NewTopic,
     ResourcePatternType,
     ResourceType,
 )
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from topics import make_topic
 
 import onceflow
 from onceflow import Flow, Handle, sinks
@@ -63,12 +63,7 @@ class World:
         self.admin = AdminClient(self.client)
 
     def create(self, topic: str = "", partitions: int = 2, **config: str) -> str:
-        name, config = topic or self.topic, {k.replace("_", "."): v for k, v in config.items()}
-        made = self.admin.create_topics([NewTopic(name, partitions, config=config)])
-        for future in made.values():
-            future.result()
-        wait_for(lambda: name in self.admin.list_topics(timeout=10).topics)
-        return name
+        return make_topic(self.servers, topic or self.topic, partitions, **config)
 
     def delete(self, topic: str = "") -> None:
         for future in self.admin.delete_topics([topic or self.topic]).values():

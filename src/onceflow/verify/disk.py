@@ -56,7 +56,7 @@ def disk_of(folder: Path, faults: int = 0) -> Iterator[None]:
 def _copy_if_there(file: str, to: str) -> None:
     """Spark removes old state behind the epochs, also of a query that has ended."""
     with contextlib.suppress(FileNotFoundError):
-        shutil.copy2(file, to, follow_symlinks=False)
+        shutil.copy2(file, to)
 
 
 def _put_in_place(kept: Path, folder: Path) -> None:
