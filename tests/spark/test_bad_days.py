@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from at_rest import wait_for_state_at_rest
 from story import FILES, Story, body
 
 from onceflow.errors import CheckpointRefused, Damaged, DiskFull, OnceflowError, TargetBehind
@@ -143,9 +144,11 @@ def test_a_home_that_was_set_back_is_refused(tmp_path: Path, spark: Any) -> None
     story = Story(str(tmp_path), "stateful", "both")
     story.write_input(range(2))
     story.live()
+    wait_for_state_at_rest(spark)
     copy_of(story.home, tmp_path / "older home")
     story.write_input(range(2, 4))
     story.live()
+    wait_for_state_at_rest(spark)
     copy_of(tmp_path / "older home", story.home)
     before = story.published()
     with pytest.raises(CheckpointRefused, match="set back, or is a copy"):

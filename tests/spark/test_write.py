@@ -6,13 +6,14 @@ import os
 import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from at_rest import wait_for_state_at_rest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -66,7 +67,10 @@ class World:
 
     def live(self, *, state: bool = False, **options: Any) -> None:
         query = (self.count if state else self.write)(once=True, **options)
-        assert query.awaitTermination(120)
+        try:
+            assert query.awaitTermination(120)
+        finally:
+            wait_for_state_at_rest(self.spark)  # of what ends with the process in real life
 
     def check(self, files: int | None = None) -> None:
         """What is published is the input of so many files, each row once."""
@@ -223,21 +227,10 @@ LOST: dict[str, tuple[str, bool, type[OnceflowError], str]] = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def no_snapshots(spark: SparkSession) -> Iterator[None]:
-    """Spark would write one behind the epochs: what a test has just removed would be back."""
-    name = "spark.sql.streaming.stateStore.minDeltasForSnapshot"
-    before = spark.conf.get(name)
-    spark.conf.set(name, "1000")
-    yield
-    spark.conf.set(name, before)
-
-
 def remove(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-@pytest.mark.usefixtures("no_snapshots")
 @pytest.mark.parametrize("what", LOST, ids=lambda what: what.replace(" ", "-"))
 def test_a_loss_that_cannot_be_made_good_is_refused(what: str, world: World) -> None:
     name, state, error, says = LOST[what]
@@ -367,7 +360,6 @@ def test_the_checkpoint_of_another_query_is_refused(
 # ---------------------------------------------------------------- moved
 
 
-@pytest.mark.usefixtures("no_snapshots")
 @pytest.mark.parametrize(
     ("state", "published"),
     [(False, True), (False, False), (True, False)],
