@@ -110,6 +110,10 @@ class Commits:
         """What a manifest keeps of a commit that has files."""
         return {"files": entry["files"]}
 
+    def stands(self, commit: Commit) -> bool:
+        """Were its files not taken back?"""
+        return True
+
     def summary(self) -> dict[str, Any]:
         """What a reference to a manifest says, so that readers can pass it by."""
         return {}
@@ -277,7 +281,8 @@ class CommitLog:
 
     def files(self) -> list[dict[str, Any]]:
         """All published files, oldest first."""
-        return [file for commit in self.published() for file in commit["files"]]
+        standing = filter(self.commits.stands, self.published())
+        return [file for commit in standing for file in commit["files"]]
 
     def newest(self) -> Iterator[Commit]:
         """The commits with files, newest first; nothing older is read than what is taken."""

@@ -15,11 +15,13 @@
     ├── BadInput             a row of the input cannot be parsed
     │   └── OutOfRange       rows that were asked for are gone, or not there yet
     ├── BadRows              rows of an epoch that an output cannot take
+    ├── RowsDiffer           an epoch was run again, and its rows are not those that it had
     ├── PlanChanged          Spark planned something else than what follows; open again
     ├── PublishFailed        nothing became visible; safe to try again
     │   └── TargetAway       the target's server does not answer, or takes nobody; it may come back
     ├── PublishUnknown       it cannot be known; look at the ledger, never guess
     ├── ServerSilent         a server does not answer; it may come back
+    ├── NotStopped           a job that was asked to stop has not, or not at an epoch's end
     └── DiskFull             no space left; nothing was decided
 
 `retryable` tells the supervisor whether opening the query again can mend it; `away`, that a server
@@ -110,6 +112,10 @@ class BadRows(OnceflowError):
     exit_code = 9
 
 
+class RowsDiffer(OnceflowError):
+    exit_code = 9
+
+
 class PlanChanged(OnceflowError):
     exit_code = 75
     retryable = True
@@ -133,6 +139,11 @@ class ServerSilent(OnceflowError):
     exit_code = 75
     retryable = True
     away = True
+
+
+class NotStopped(OnceflowError):
+    exit_code = 75
+    retryable = True
 
 
 class DiskFull(OnceflowError):

@@ -52,6 +52,15 @@ class TestPostgres(PostgresContract):
         return self.sink_in(folder)
 
 
+class TestPostgresWithEpochColumn(PostgresContract):
+    """Its rows can be taken back."""
+
+    modes = ("append", "complete")
+
+    def make_sink(self, folder: Path) -> Sink:
+        return self.sink_in(folder, epoch_column="epoch")
+
+
 class TestPostgresWithKey(PostgresContract):
     modes = ("append", "update", "complete")
 

@@ -29,7 +29,7 @@ class Json(SinkContract):
     def read_rows(self, folder: Path) -> list[dict[str, Any]]:
         path = folder / "rows.json"
         rows = json.loads(path.read_text())["rows"] if path.exists() else []
-        return [row for *_, row in rows]
+        return [entry[3] for entry in rows if not entry[4:]]  # longer ones were replaced
 
 
 TESTS = {name for name in dir(Json) if name.startswith("test_")}
@@ -112,6 +112,10 @@ FAULTS: dict[type[Sink], set[str]] = {
         "test_a_rewind_to_an_epoch_without_rows_takes_back_what_came_after_it"
     },
     wrong.TakesBackTheRowsOfAll: {"test_a_rewind_leaves_the_rows_of_other_outputs"},
+    wrong.ForgetsWhatUpdatesReplaced: {"test_a_rewind_brings_back_what_updates_changed"},
+    wrong.ForgetsWhatCompleteModeReplaced: {
+        "test_a_rewind_brings_back_what_complete_mode_replaced"
+    },
     wrong.RewindsTwice: {"test_a_rewind_that_was_done_before_changes_nothing"},
     wrong.RemembersTheParent: {"test_a_driver_of_the_old_lineage_is_refused_after_a_rewind"},
     wrong.LetsOlderTermsRewind: {"test_an_older_term_cannot_rewind"},

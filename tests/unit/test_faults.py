@@ -16,6 +16,7 @@ from onceflow.testing import faults
 from onceflow.testing.faults import (
     POINTS,
     SERVICES,
+    SNAPSHOTS,
     TRIM,
     InjectedFault,
     arm,
@@ -122,5 +123,5 @@ def test_every_point_is_reached_somewhere_and_every_reached_one_is_listed() -> N
     reached = set()
     for path in Path(onceflow.__file__).parent.rglob("*.py"):
         reached |= set(re.findall(r'\b_?reach\("([^"]+)"', path.read_text()))
-    assert reached == {*POINTS, *TRIM, *SERVICES}
+    assert reached == {*POINTS, *TRIM, *SNAPSHOTS, *SERVICES}
     assert len(POINTS) == len(set(POINTS))

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import zlib
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -15,15 +16,31 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from onceflow.errors import JobError
+from onceflow.errors import JobError, TargetBehind
 from onceflow.log import EmbeddedLog
-from onceflow.sinks import Files, Log, Position, Sink, Sqlite
+from onceflow.sinks import Files, Kafka, Log, Position, Postgres, Sink, Sqlite
 from onceflow.sinks.files import published_files
 from onceflow.testing import SinkContract
 
 
 class OurContract(SinkContract):
     tries = 1000 if os.environ.get("ONCEFLOW_TEST_ALL") else 8
+
+    def test_what_a_rewind_would_refuse_is_said_before(self) -> None:
+        cuts = [self.run(self.driver(1).open(), 0)]
+        driver = self.driver(2)
+        driver.fence()
+        cuts += [self.run(driver, 1), self.run(driver, 2)]
+        child = self.driver(3, lineage="a child")
+        child.fence()
+        child.rewind(cuts[1])
+        sink = self.make_sink(self.folder)  # as the command does that plans a restore
+        for cut in cuts[:2]:
+            sink.refuse_rewind(cut.output, cut.position)
+        for position in (cuts[2].position, Position("a child", 2)):
+            with pytest.raises(TargetBehind):
+                sink.refuse_rewind(child.output, position)
+        self.check(replace(cuts[1], lineage="a child"), 0, 1, term=3)
 
 
 class RollingUp(Files):
@@ -102,11 +119,20 @@ class TestSqliteWithKey(TestSqlite):
         return Sqlite(folder / "out.db", table="rows", key="id")
 
 
-def test_a_sink_that_cannot_take_rows_back_says_so(tmp_path: Path) -> None:
-    sink, cut, to = Files(tmp_path), Position("parent", 1), Position("child", 1)
+@pytest.mark.parametrize(
+    "sink",
+    [Kafka("rows", servers="host:9092", value="name"), Postgres(table="rows"),
+     Postgres(table="rows", key="id", keep_before=0), Sqlite("rows", table="rows", keep_before=0)],
+    ids=str,
+)  # fmt: skip
+def test_a_sink_that_cannot_take_rows_back_says_so(sink: Sink) -> None:
+    cut, to = Position("parent", 1), Position("child", 1)
     assert not sink.rewinds
-    with pytest.raises(JobError, match="cannot take back what it published"):
+    with pytest.raises(JobError, match="cannot take back what it published: ") as refused:
         sink.rewind("job/query/output", cut=cut, to=to, term=1, decision="")
+    assert "--published skip" in refused.value.hint
+    with pytest.raises(JobError, match="cannot take back what it published: "):
+        sink.refuse_rewind("job/query/output", cut)
 
 
 def _rows(paths: Any) -> list[dict[str, Any]]:

@@ -40,17 +40,27 @@ class Owned(Plain):
         return super().fence(output, term=term, token=token)
 
 
-class Keyed(Plain):
-    """Upserts by `id` in update mode, replaces in complete mode."""
+class Keyed(JsonFile):
+    """Upserts by `id` in update mode, replaces in complete mode.
+
+    What an epoch replaces stays in the file, with the lineage and the epoch that replaced it.
+    """
 
     modes = ("append", "update", "complete")
 
     def _merged(self, rows: list[Any], publication: Publication) -> list[Any]:
         added = super()._merged([], publication)
-        if publication.mode == "complete":
-            return added
         ids = {row["id"] for *_, row in added}
-        return [entry for entry in rows if entry[-1]["id"] not in ids] + added
+        by = [publication.lineage, publication.epoch]
+        for entry in rows:
+            if not entry[4:] and (publication.mode == "complete" or entry[3]["id"] in ids):
+                entry.extend(by)
+        return rows + added
+
+    def _stays(self, entry: list[Any], output: str, kept: dict[str, int]) -> bool:
+        if entry[4:] and not super()._stays([entry[0], *entry[4:], None], output, kept):
+            del entry[4:]
+        return bool(super()._stays(entry[:4], output, kept))
 
 
 class StagesInTarget(Plain):
@@ -339,12 +349,16 @@ class TurnsNullIntoText(Plain):
 
 
 class AddsInUpdateMode(Keyed):
+    rewinds = False
+
     def _merged(self, rows: list[Any], publication: Publication) -> list[Any]:
         added: list[Any] = JsonFile._merged(self, [], publication)
         return rows + added if publication.mode == "update" else super()._merged(rows, publication)
 
 
 class AddsInCompleteMode(Keyed):
+    rewinds = False
+
     def _merged(self, rows: list[Any], publication: Publication) -> list[Any]:
         kept = rows if publication.mode == "complete" else []
         return kept + super()._merged([] if kept else rows, publication)
@@ -385,6 +399,18 @@ class LosesTrackOfEmptyLineages(JsonFile):
 class TakesBackTheRowsOfAll(JsonFile):
     def _stays(self, entry: list[Any], output: str, kept: dict[str, int]) -> bool:
         return super()._stays([output, *entry[1:]], output, kept)
+
+
+class ForgetsWhatUpdatesReplaced(Keyed):
+    mode = "update"
+
+    def _merged(self, rows: list[Any], publication: Publication) -> list[Any]:
+        merged = super()._merged(rows, publication)
+        return [entry for entry in merged if not entry[4:] or publication.mode != self.mode]
+
+
+class ForgetsWhatCompleteModeReplaced(ForgetsWhatUpdatesReplaced):
+    mode = "complete"
 
 
 class RewindsTwice(JsonFile):

@@ -6,12 +6,13 @@ declared on the driver, opens its target when it is asked to, and holds nothing 
 
 from __future__ import annotations
 
+import inspect
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from onceflow.errors import JobError
 from onceflow.ledger import Committable, Guarantee, Ledger, Outcome, Position, Publication
@@ -43,6 +44,14 @@ class Sink(ABC):
     by_number: ClassVar[bool] = False  # are these sub-folders numbered?
     roll_bytes: int | None = None  # about how large one staged file may become
     rewinds: bool = False  # does it have `rewind`?
+    no_rewind: str = ""  # why not, where there is more to say
+    place: ClassVar[str] = ""  # the argument that says where the target is: path, table, topic
+    _made: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        made = super().__new__(cls)
+        made._made = (args, kwargs)
+        return made
 
     @abstractmethod
     def fence(self, output: str, *, term: int, token: str) -> Ledger:
@@ -123,10 +132,29 @@ class Sink(ABC):
         ledger is in that lineage already, it was done before: nothing changes. A term above ours
         is `Fenced`; a ledger that has not come to the cut is `TargetBehind`.
         """
-        raise JobError(
-            f"{self} cannot take back what it published",
-            hint="write this output to a sink that can, for instance Log",
+        raise self.cannot_rewind()
+
+    def refuse_rewind(self, output: str, cut: Position) -> None:
+        """Say why `rewind` cannot go back to this cut, if it cannot. Changes nothing."""
+        if not self.rewinds:
+            raise self.cannot_rewind()
+
+    def cannot_rewind(self) -> JobError:
+        why = f": {self.no_rewind}" if self.no_rewind else ""
+        return JobError(
+            f"{self} cannot take back what it published{why}",
+            hint="choose --published skip: its rows stay and are not published again",
         )
+
+    def moved(self, to: str) -> Sink:
+        """The same sink with another target, of the same kind."""
+        if not self.place:
+            raise JobError(
+                f"{self} cannot be moved", hint="fork a job whose sinks come with onceflow"
+            )
+        args, kwargs = self._made
+        arguments = inspect.signature(type(self)).bind(*args, **kwargs).arguments
+        return type(self)(**{**arguments, self.place: to})
 
     def target(self) -> dict[str, Any]:
         """How to find the target again (`onceflow ledger` does). No secrets."""

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from onceflow.commits import Commit, CommitLog, Commits
 from onceflow.committables import AS_WRITTEN, BY, COMMITTER, describe, refuse_long_folder
-from onceflow.errors import Damaged, JobError, TargetForeign
-from onceflow.ledger import Committable, Ledger, Publication
+from onceflow.errors import Damaged, Fenced, JobError, TargetBehind, TargetForeign
+from onceflow.ledger import Committable, Ledger, Position, Publication
 from onceflow.schema import columns, refuse_difference
 from onceflow.sinks.base import Staged, parse_bytes
 from onceflow.sinks.folder import FolderSink
+from onceflow.testing.faults import reach
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,18 +35,36 @@ class _Folder(Commits):
     owner: str
     schema: str
     layout: str
+    drops: list[list[int]]  # by commit: the epochs above which it took back all before it
+    stood: dict[str, int]  # lineage -> the last epoch of it that stands
 
     def restarted(self, body: dict[str, Any]) -> None:
         self.owner = next(iter(self.ledgers), "")
         self.schema, self.layout = body.get("schema", ""), body.get("layout", "")
+        self.drops, self.stood = list(body.get("drops", ())), dict(body.get("stood", {}))
 
     def applied(self, number: int, entry: Commit) -> None:
         self.owner = entry.get("output") or self.owner
         if "schema" in entry:
             self.schema, self.layout = entry["schema"], entry["layout"]
+        if entry["type"] == "drop":
+            self.drops.append([number, entry["above"]])
+            self.stood = {name: min(last, entry["above"]) for name, last in self.stood.items()}
+        if entry.get("lineage"):
+            self.stood[entry["lineage"]] = entry["epoch"]
 
     def rolled(self) -> dict[str, Any]:
-        return {"schema": self.schema, "layout": self.layout}
+        return {
+            "schema": self.schema, "layout": self.layout, "drops": self.drops, "stood": self.stood,
+        }  # fmt: skip
+
+    def kept(self, number: int, entry: Commit) -> Commit:
+        return {"number": number, "epoch": entry.get("epoch", -1), "files": entry["files"]}
+
+    def stands(self, commit: Commit) -> bool:
+        """Epochs are numbered through from one lineage to the next."""
+        number, epoch = commit["number"], commit["epoch"]
+        return not any(number < drop and epoch > above for drop, above in self.drops)
 
 
 class Files(FolderSink):
@@ -61,7 +80,9 @@ class Files(FolderSink):
     """
 
     modes = ("append",)
+    rewinds = True
     roll_up_every = 100  # commits
+    place = "path"
 
     def __init__(
         self,
@@ -174,6 +195,50 @@ class Files(FolderSink):
         found = super().fence(output, term=term, token=token)
         self._fenced_term = term
         return found
+
+    def rewind(self, output: str, *, cut: Position, to: Position, term: int, decision: str) -> None:
+        folder = self._folder
+
+        def make() -> Commit | None:
+            ledger = folder.ledger(output)
+            if ledger.position is not None and ledger.position.lineage == to.lineage:
+                return None  # done before; it may have published more since
+            if ledger.term > term:
+                raise Fenced(f"{self} has seen term {ledger.term}, this driver has term {term}")
+            self._refuse_cut(cut)
+            return {
+                "type": "drop", "output": output, "term": term, "lineage": to.lineage,
+                "epoch": to.epoch, "decision": decision, "above": cut.epoch,
+            }  # fmt: skip
+
+        self._commits.append(make)
+        reach("drop.committed")
+        self._remove_dropped()
+
+    def refuse_rewind(self, output: str, cut: Position) -> None:
+        self._commits.catch_up()
+        self._refuse_cut(cut)
+
+    def _refuse_cut(self, cut: Position) -> None:
+        if self._folder.stood.get(cut.lineage, -1) < cut.epoch:
+            raise TargetBehind(
+                f"{self} has not published epoch {cut.epoch} of that lineage, or has taken it back",
+                hint="go back to an epoch whose rows are there, or bring back an older copy",
+            )
+
+    def _remove_dropped(self) -> None:
+        """Who took them back may have been killed before they were removed."""
+        commits, folder = _published(self.path)
+        for commit in commits.published():
+            if not folder.stands(commit):
+                for file in commit["files"]:
+                    (self.path / file["path"]).unlink(missing_ok=True)
+                    reach("drop.removed-one")
+
+    def sweep(self, *, below_term: int) -> None:
+        super().sweep(below_term=below_term)
+        if self._folder.drops:
+            self._remove_dropped()
 
     def _final(self, publication: Publication, number: int) -> Path:
         file = publication.files[number]

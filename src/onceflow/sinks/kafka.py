@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from onceflow.errors import JobError, PublishFailed, SchemaMismatch, TargetBehind, TargetError
@@ -53,8 +53,10 @@ class Kafka(Sink):
 
     guarantees = tuple(Guarantee)
     modes = ("append", "update")
+    no_rewind = "a topic keeps what it has"
     shared = True
     few_rows = 20_000  # so few in an epoch go to one slot: they are not worth a Spark job
+    place = "topic"
 
     def __init__(
         self,
@@ -103,6 +105,7 @@ class Kafka(Sink):
         return {
             "kind": "kafka", "topic": self.topic, "servers": self._cluster.servers,
             "ledger": self.ledger, "settings": without_secrets(self.settings),
+            "slots": self.slots, **asdict(self._target.layout),
             "transaction_timeout": self._target.transaction_timeout,
         }  # fmt: skip
 

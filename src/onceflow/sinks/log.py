@@ -15,7 +15,7 @@ from onceflow.ledger import Ledger, Outcome, Position, Publication
 from onceflow.log.commits import Facts
 from onceflow.log.creation import refuse_facts
 from onceflow.log.embedded import EmbeddedLog
-from onceflow.log.retention import remove_dropped, take_back
+from onceflow.log.retention import published_after, remove_dropped, take_back
 from onceflow.log.segments import key_partition
 from onceflow.schema import columns, refuse_difference
 from onceflow.sinks.base import parse_bytes
@@ -39,6 +39,7 @@ class Log(FolderSink):
     shared = True
     by_number = True
     rewinds = True
+    place = "path"
 
     def __init__(
         self,
@@ -164,6 +165,12 @@ class Log(FolderSink):
         if log is None:
             raise self._gone()
         take_back(log, output, cut=cut, to=to, term=term, decision=decision)
+
+    def refuse_rewind(self, output: str, cut: Position) -> None:
+        log = self._existing()
+        if log is None:
+            raise self._gone()
+        published_after(log.refresh(), output, cut)
 
     def tidy(self) -> None:
         assert self._log is not None

@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from onceflow.errors import (
+    Fenced,
     JobError,
     OnceflowError,
     PublishFailed,
@@ -30,8 +31,9 @@ from onceflow.errors import (
     TargetBehind,
     TargetError,
 )
-from onceflow.ledger import Committable, Guarantee, Ledger, Outcome, Publication, judge
+from onceflow.ledger import Committable, Guarantee, Ledger, Outcome, Position, Publication, judge
 from onceflow.sinks.base import Sink, Staged
+from onceflow.sinks.postgres_before import Before
 from onceflow.sinks.postgres_copy import (
     Apart,
     CopyTask,
@@ -73,12 +75,15 @@ class Postgres(Sink):
     the PG* environment. Without `key`: append; `epoch_column` names a column for the number of
     the epoch. With `key`: upsert; if an epoch has several rows of one key, the one staged last
     stays. `create`: create the table with the first epoch if it is not there. `timeout`: seconds
-    that one publishing transaction may take.
+    that one publishing transaction may take. With `key` or `epoch_column` epochs can be taken back:
+    what the last `keep_before` epochs changed is kept as it was, in a table beside it (rows that
+    are only appended need no such copy); 0: keep nothing, take nothing back.
     """
 
     guarantees = tuple(Guarantee)
     modes = ("append", "update", "complete")
     copied_apart_from: ClassVar[int] = 5_000_000  # rows; below, one COPY by the driver is quicker
+    place = "table"
 
     def __init__(
         self,
@@ -90,10 +95,13 @@ class Postgres(Sink):
         create: bool = True,
         epoch_column: str | None = None,
         timeout: float = 300.0,
+        keep_before: int = 100,
     ) -> None:
         for name in (table, schema, *([] if epoch_column is None else [epoch_column])):
             if not re.fullmatch(r"[^\W\d][\w$ .-]{0,62}", name) or name.startswith("_onceflow"):
                 raise JobError(f"{name!r} is not a name in PostgreSQL", hint="use letters, digits")
+        if keep_before < 0:
+            raise JobError(f"keep_before={keep_before}: there is no such number of epochs")
         self.table, self.schema = table, schema
         self.key = (key,) if isinstance(key, str) else tuple(key)
         self.create = create
@@ -101,6 +109,14 @@ class Postgres(Sink):
         self._server = Server(dsn, table=f"{schema}.{table}", seconds=timeout)
         self._table = Table(schema, table, self.key, epoch_column)
         self._ledger = LedgerTable(schema, str(self))
+        self._before = Before(str(self), self._table, keep_before)
+        self.keep_before = keep_before
+        self.rewinds = keep_before > 0 and bool(self.key or epoch_column)
+        self.no_rewind = (
+            "its rows do not say which epoch they are of; name an epoch_column for new tables"
+            if keep_before
+            else "keep_before=0 keeps nothing of what it changes"
+        )
         self._output, self._term, self._has_copies = "", 0, False
 
     def __str__(self) -> str:
@@ -110,6 +126,7 @@ class Postgres(Sink):
         return {
             "kind": "postgres", "dsn": self._server.shown, "schema": self.schema,
             "table": self.table, "key": list(self.key), "epoch_column": self.epoch_column,
+            "keep_before": self.keep_before,
         }  # fmt: skip
 
     # -------------------------------------------------------------- before an epoch
@@ -125,6 +142,8 @@ class Postgres(Sink):
         with self._server.connect("onceflow", seconds=_SHORT) as db:
             refuse_server(db, str(self), self.schema, temporary=bool(self.key))
             self._refuse_ledger(db, output, wanted)
+            if self.rewinds:
+                self._before.refuse(db, list(wanted), mode)
             if self._table.exists(db):
                 self._table.refuse(db, wanted, mode)
             elif not self.create:
@@ -180,6 +199,8 @@ class Postgres(Sink):
         try:
             with self._connect(output, term, seconds=_SHORT) as db:
                 self._ledger.ensure(db)
+                if self.rewinds:
+                    self._before.ensure(db)
                 stuck = self._ledger.end_older(db, output, term)
                 with self._server.transaction(db):
                     return self._ledger.fence(db, output, table=self.table, term=term, token=token)
@@ -215,7 +236,7 @@ class Postgres(Sink):
                 reach("postgres.begun")
 
                 # 3. write
-                self._write(db, publication, apart, first=ledger.position is None)
+                self._write(db, publication, apart, first=ledger.position is None, exact=True)
                 self._ledger.advance(db, publication, self._table.wanted(publication.schema))
                 reach("postgres.written")
             # 4. commit: the end of the transaction
@@ -234,7 +255,7 @@ class Postgres(Sink):
         apart = self._copy_apart(publication, judged=False)
         try:
             with self._transaction(publication) as db:
-                self._write(db, publication, apart, first=True)
+                self._write(db, publication, apart, first=True, exact=False)
         except NoAnswer as lost:
             raise PublishUnknown(f"{self}: no answer to COMMIT: {lost}") from lost
 
@@ -244,7 +265,9 @@ class Postgres(Sink):
         with of as db, self._server.transaction(db):
             yield db
 
-    def _write(self, db: Db, publication: Publication, apart: Apart | None, *, first: bool) -> None:
+    def _write(
+        self, db: Db, publication: Publication, apart: Apart | None, *, first: bool, exact: bool
+    ) -> None:
         wanted = self._table.wanted(publication.schema)
         if not self._table.exists(db):
             if not (first and self.create):
@@ -253,19 +276,48 @@ class Postgres(Sink):
                     hint="bring back the table as it was, or write to a new one",
                 )
             db.execute(self._table.create_sql(wanted))
-        if publication.mode == "complete":
-            db.execute(f"DELETE FROM {self._table.sql}")
         rows = rows_of(publication, epoch_column=self.epoch_column, numbered=bool(self.key))
+        copies = None
         if apart is not None:
-            db.execute(self._table.move_sql(apart.complete(db, str(self)), wanted))
+            copies = apart.complete(db, str(self))
         elif self.key:
             copies = "pg_temp._onceflow_copies"
             body = _columns_sql(self._table.copy_columns(wanted))
             db.execute(f"CREATE TEMPORARY TABLE _onceflow_copies ({body}) ON COMMIT DROP")
             copy_rows(db, copies, rows, str(self))
+        if exact and self.rewinds:
+            self._before.keep(db, publication, list(wanted), copies)
+        if publication.mode == "complete":
+            db.execute(f"DELETE FROM {self._table.sql}")
+        if copies is not None:
             db.execute(self._table.move_sql(copies, wanted))
         elif rows.files:
             copy_rows(db, self._table.sql, rows, str(self))
+
+    # -------------------------------------------------------------- rewind
+
+    def rewind(self, output: str, *, cut: Position, to: Position, term: int, decision: str) -> None:
+        if not self.rewinds:
+            raise self.cannot_rewind()
+        try:
+            with self._connect(output, term) as db, self._server.transaction(db):
+                ledger = self._ledger.lock(db, output)
+                if ledger.position is not None and ledger.position.lineage == to.lineage:
+                    return  # done before; it may have published more since
+                if ledger.term > term:
+                    raise Fenced(f"{self} has seen term {ledger.term}, this driver has term {term}")
+                self._before.rewind(db, output, cut, to)
+                self._ledger.move(db, output, to, decision)
+        except NoAnswer as lost:
+            raise TargetAway(f"{self}: no answer: {lost}", hint="it is asked again") from lost
+
+    def refuse_rewind(self, output: str, cut: Position) -> None:
+        if not self.rewinds:
+            raise self.cannot_rewind()
+        with self._server.connect("onceflow", seconds=_SHORT) as db:
+            self._before.back_to(db, output, cut)
+
+    # -------------------------------------------------------------- large epochs, lost answers
 
     def _copy_apart(self, publication: Publication, *, judged: bool) -> Apart | None:
         """None: the driver copies the rows itself, inside its transaction."""

@@ -88,14 +88,20 @@ class LedgerTable:
         return Ledger(term, ledger.position, ledger.decision)
 
     def advance(self, db: Db, publication: Publication, columns: Iterable[str]) -> None:
+        self.move(db, publication.output, publication.position, publication.decision)
+        db.execute(
+            f"UPDATE {self._in_query} SET columns = %s WHERE output = %s",
+            (list(columns), publication.output),
+        )
+
+    def move(self, db: Db, output: str, to: Position, decision: str) -> None:
         said = db.execute(
-            f"UPDATE {self._in_query} SET lineage = %s, epoch = %s, decision = %s, columns = %s "
+            f"UPDATE {self._in_query} SET lineage = %s, epoch = %s, decision = %s "
             "WHERE output = %s",
-            (publication.lineage, publication.epoch, publication.decision, list(columns),
-             publication.output),
-        )  # fmt: skip
+            (to.lineage, to.epoch, decision, output),
+        )
         if said.rowcount != 1:
-            raise self._gone(publication.output)
+            raise self._gone(output)
 
     def written_columns(self, db: Db, output: str) -> list[str]:
         """What the output published last filled."""

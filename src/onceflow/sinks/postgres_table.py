@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ROW = "_onceflow_row"  # in copies: where a row stands in its epoch
 TAG = "_onceflow_tag"  # in copies: which attempt of which task wrote the row
 _OLDEST = 14
-_LONGEST_NAME = 63  # bytes; PostgreSQL cuts longer ones off
+LONGEST_NAME = 63  # bytes; PostgreSQL cuts longer ones off
 # Types that take every value of ours unchanged, beside our own.
 _TAKE = {
     "smallint": ("integer", "bigint", "numeric"),
@@ -63,10 +63,10 @@ class Table:
         found = {name: kind for name, kind in kinds.items() if kind is not None}
         if self.epoch_column is not None:
             found[self.epoch_column] = "bigint"
-        long = [name for name in found if len(name.encode()) > _LONGEST_NAME]
+        long = [name for name in found if len(name.encode()) > LONGEST_NAME]
         if long:
             raise JobError(
-                f"column {', '.join(long)}: PostgreSQL's names have {_LONGEST_NAME} bytes at most",
+                f"column {', '.join(long)}: PostgreSQL's names have {LONGEST_NAME} bytes at most",
                 hint="rename it with .alias(…)",
             )
         missing = [name for name in self.key if name not in kinds]
@@ -116,7 +116,7 @@ class Table:
     # -------------------------------------------------------------- what is there
 
     def exists(self, db: Db) -> bool:
-        return _one(db, "SELECT to_regclass(%s) IS NOT NULL", self.sql)
+        return exists(db, self.sql)
 
     def refuse(self, db: Db, wanted: Mapping[str, str], mode: str) -> None:
         """Say what does not fit, of a table that exists."""
@@ -212,6 +212,10 @@ def refuse_server(db: Db, target: str, schema: str, *, temporary: bool) -> None:
         raise lacking(db, f"USAGE ON SCHEMA {quote(schema)}")
     if temporary and not may_make_temporary:
         raise lacking(db, f"TEMP ON DATABASE {quote(database)}")
+
+
+def exists(db: Db, table: str) -> bool:
+    return _one(db, "SELECT to_regclass(%s) IS NOT NULL", table)
 
 
 def refuse_rights(db: Db, table: str, needed: Sequence[str]) -> None:

@@ -35,6 +35,7 @@ from onceflow.ledger import (
 )
 from onceflow.schema import columns, leaf_types, refuse_difference
 from onceflow.sinks.base import Sink, Staged
+from onceflow.sinks.sqlite_before import TAGS, Before
 from onceflow.sinks.sqlite_values import (
     affinity,
     may_be_unfit,
@@ -49,7 +50,6 @@ from onceflow.testing.faults import reach
 
 _NO_SPACE = 2**20  # bytes; an I/O error with less left than this is a full disk
 _LEDGER = "_onceflow_ledger"
-_TAGS = {"_lineage": "TEXT", "_epoch": "INTEGER"}
 _NO_FORM = re.compile(r"time\(|variant|interval|void|geometry|geography").match
 
 
@@ -64,8 +64,12 @@ class Sqlite(Sink):
 
     Without `key`: append; each row is tagged with `_lineage` and `_epoch`. With `key`: upsert;
     if an epoch has several rows of one key, the one staged last stays. The table is created if
-    it is not there.
+    it is not there. What the last `keep_before` epochs changed is kept as it was, in a table beside
+    it, so that they can be taken back (rows that are only appended need no such copy); 0: keep
+    nothing, take nothing back. What somebody else changed in such rows is taken back with them.
     """
+
+    place = "path"
 
     def __init__(
         self,
@@ -74,23 +78,32 @@ class Sqlite(Sink):
         table: str,
         key: str | Iterable[str] = (),
         timeout: float = 30.0,
+        keep_before: int = 100,
     ) -> None:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", table) or table.startswith("_onceflow"):
             raise JobError(f"{table!r} is not a name for a table", hint="use letters and digits")
+        if keep_before < 0:
+            raise JobError(f"keep_before={keep_before}: there is no such number of epochs")
         self.path = Path(os.path.abspath(path))
         self.table = table
         self.key = (key,) if isinstance(key, str) else tuple(key)
         self.timeout = timeout
+        self.keep_before = keep_before
+        self.rewinds = keep_before > 0
+        self._before = Before(str(self), table, self.key, keep_before)
 
     guarantees = tuple(Guarantee)
     modes = ("append", "update", "complete")
+    no_rewind = "keep_before=0 keeps nothing of what it changes"
 
     def __str__(self) -> str:
         return f"Sqlite({str(self.path)!r}, table={self.table!r})"
 
     def target(self) -> dict[str, Any]:
-        key = list(self.key)
-        return {"kind": "sqlite", "path": str(self.path), "table": self.table, "key": key}
+        return {
+            "kind": "sqlite", "path": str(self.path), "table": self.table, "key": list(self.key),
+            "keep_before": self.keep_before,
+        }  # fmt: skip
 
     # -------------------------------------------------------------- before an epoch
 
@@ -106,10 +119,10 @@ class Sqlite(Sink):
         missing = [name for name in self.key if name not in columns(schema)]
         if missing:
             raise JobError(f"{self}: there is no column {', '.join(missing)} to use as key")
-        taken = [name for name in columns(schema) if name.lower() in _TAGS and mode == "append"]
+        taken = [name for name in columns(schema) if name.lower() in TAGS and mode == "append"]
         if taken and not self.key:
             raise JobError(f"{self} writes {', '.join(taken)} itself", hint="rename the column")
-        self._refuse_creation(wanted)
+        self._refuse_creation(wanted, images=not self._is_tagged(mode))
         if not self.path.exists():
             return
         with self._reading() as db:
@@ -162,6 +175,8 @@ class Sqlite(Sink):
                     hint="another driver leads this job now",
                 )
             self._refuse_other_owner(db, output)
+            if self.rewinds:
+                self._before.ensure(db)
             db.execute(
                 f"INSERT INTO {_LEDGER} (output, target, term, token) VALUES (?, ?, ?, ?) "
                 "ON CONFLICT (output) DO UPDATE SET target = excluded.target, "
@@ -177,50 +192,95 @@ class Sqlite(Sink):
                 return Outcome.ALREADY_PUBLISHED
             reach("sqlite.begun")
             if ledger.position is not None and not self._have(db):
-                raise TargetBehind(
-                    f"{self}: the table is gone, with the epochs up to {ledger.position.epoch}",
-                    hint="bring back the table as it was, or write to a new one",
-                )
-            rows = self._write(db, publication)
+                raise self._gone(ledger.position)
+            tagged, step = self._is_tagged(publication.mode), None
+            if self.rewinds:
+                names = list(self._columns(publication.schema, publication.mode))
+                step = self._before.note(db, publication, names, tagged=tagged)
+            rows = self._write(db, publication, None if tagged else step)
             if rows != publication.rows:
                 raise PublishFailed(
                     f"{self}: the staged files of epoch {publication.epoch} have {rows} rows, "
                     f"decided were {publication.rows}",
                     hint="the staged files were changed; put them back from a backup",
                 )
-            updated = db.execute(
-                f"UPDATE {_LEDGER} SET lineage = ?, epoch = ?, decision = ? WHERE output = ?",
-                (publication.lineage, publication.epoch, publication.decision, publication.output),
-            )
-            if updated.rowcount != 1:
-                raise TargetBehind(
-                    f"{self}: the ledger of {publication.output} is gone",
-                    hint="bring back the database as it was, or write to a new one",
-                )
+            self._advance(db, publication.output, publication.position, publication.decision)
             reach("sqlite.written")
         reach("sqlite.committed")
         return Outcome.PUBLISHED
 
+    def _advance(
+        self, db: sqlite3.Connection, output: str, position: Position, decision: str
+    ) -> None:
+        updated = db.execute(
+            f"UPDATE {_LEDGER} SET lineage = ?, epoch = ?, decision = ? WHERE output = ?",
+            (position.lineage, position.epoch, decision, output),
+        )
+        if updated.rowcount != 1:
+            raise TargetBehind(
+                f"{self}: the ledger of {output} is gone",
+                hint="bring back the database as it was, or write to a new one",
+            )
+
+    def rewind(self, output: str, *, cut: Position, to: Position, term: int, decision: str) -> None:
+        if not self.rewinds:
+            raise self.cannot_rewind()
+        with self._writing() as db:
+            ledger = self._ledger(db, output)
+            if ledger.position is not None and ledger.position.lineage == to.lineage:
+                return  # done before; it may have published more since
+            if ledger.term > term:
+                raise Fenced(f"{self} has seen term {ledger.term}, this driver has term {term}")
+            have = self._have(db)
+            if ledger.position is not None and not have:
+                raise self._gone(ledger.position)
+            self._before.rewind(db, output, cut, to, list(have))
+            self._advance(db, output, to, decision)
+            reach("sqlite.rewound")
+
+    def refuse_rewind(self, output: str, cut: Position) -> None:
+        if not self.rewinds:
+            raise self.cannot_rewind()
+        if not self.path.exists():
+            raise self._gone(cut)
+        with self._reading() as db:
+            self._before.back_to(db, output, cut)
+
+    def _gone(self, position: Position) -> TargetBehind:
+        return TargetBehind(
+            f"{self}: the table is gone, with the epochs up to {position.epoch}",
+            hint="bring back the table as it was, or write to a new one",
+        )
+
     def add(self, publication: Publication) -> None:
         if all(os.path.exists(file.path) for file in publication.files):
             with self._writing() as db:
-                self._write(db, publication)
+                self._write(db, publication, None)
 
-    def _write(self, db: sqlite3.Connection, publication: Publication) -> int:
+    def _write(self, db: sqlite3.Connection, publication: Publication, step: int | None) -> int:
+        """Write the rows; with a `step`, also what they change, as it was before."""
         wanted = self._columns(publication.schema, publication.mode)
-        tags = (publication.lineage, publication.epoch) if "_epoch" in wanted else ()
         self._create(db, wanted)
+        if step is not None:
+            self._before.begin(db, step, publication.mode, list(wanted))
         if publication.mode == "complete":
             db.execute(f"DELETE FROM {self.table}")
-        names = ", ".join(map(quote, wanted))
-        insert = f"INSERT INTO {self.table} ({names}) VALUES ({', '.join('?' * len(wanted))})"
-        if self.key:
-            rest = [name for name in wanted if name not in self.key]
-            sets = ", ".join(f"{quote(n)} = excluded.{quote(n)}" for n in rest)
-            action = f"UPDATE SET {sets}" if rest else "NOTHING"
-            insert += f" ON CONFLICT ({', '.join(map(quote, self.key))}) DO {action}"
-        count = 0
-        kinds = columns(publication.schema)
+        names, marks = ", ".join(map(quote, wanted)), ", ".join("?" * len(wanted))
+        insert = f"INSERT INTO {self.table} ({names}) VALUES ({marks})"
+        return self._fill(db, publication, f"{insert} {self._upsert(wanted)}")
+
+    def _upsert(self, wanted: dict[str, str]) -> str:
+        if not self.key:
+            return ""
+        rest = [name for name in wanted if name not in self.key]
+        sets = ", ".join(f"{quote(n)} = excluded.{quote(n)}" for n in rest)
+        action = f"UPDATE SET {sets}" if rest else "NOTHING"
+        return f"ON CONFLICT ({', '.join(map(quote, self.key))}) DO {action}"
+
+    def _fill(self, db: sqlite3.Connection, publication: Publication, insert: str) -> int:
+        kinds, count = columns(publication.schema), 0
+        tagged = self._is_tagged(publication.mode)
+        tags = (publication.lineage, publication.epoch) if tagged else ()
         for file in publication.files:
             if not os.path.exists(file.path):
                 raise staged_file_gone(str(self), file.path, publication.epoch)
@@ -229,6 +289,10 @@ class Sqlite(Sink):
                 db.executemany(insert, (row + tags for row in zip(*lists, strict=True)))
                 count += batch.num_rows
         return count
+
+    def _is_tagged(self, mode: str) -> bool:
+        """Do rows carry their epoch?"""
+        return mode == "append" and not self.key
 
     # -------------------------------------------------------------- the table
 
@@ -248,7 +312,7 @@ class Sqlite(Sink):
 
     def _columns(self, schema: str, mode: str) -> dict[str, str]:
         kinds = {name: sqlite_type(kind) for name, kind in columns(schema).items()}
-        return {**kinds, **_TAGS} if mode == "append" and not self.key else kinds
+        return {**kinds, **TAGS} if self._is_tagged(mode) else kinds
 
     def _create(self, db: sqlite3.Connection, wanted: dict[str, str]) -> None:
         body = ", ".join(f"{quote(name)} {kind}" for name, kind in wanted.items())
@@ -256,12 +320,14 @@ class Sqlite(Sink):
             body += f", PRIMARY KEY ({', '.join(map(quote, self.key))})"
         db.execute(f"CREATE TABLE IF NOT EXISTS {self.table} ({body})")
 
-    def _refuse_creation(self, wanted: dict[str, str]) -> None:
+    def _refuse_creation(self, wanted: dict[str, str], *, images: bool) -> None:
         """The table is created with the first epoch, which is decided by then: it is tried in
         memory whether there can be such a table."""
         try:
             with contextlib.closing(sqlite3.connect(":memory:")) as db:
                 self._create(db, wanted)
+                if images and self.rewinds:
+                    self._before.make(db, list(wanted))
         except (sqlite3.Error, UnicodeError) as error:
             raise JobError(
                 f"{self} cannot be created: {error}",

@@ -61,6 +61,25 @@ ROLL_UP = ("rollup.written", "rollup.pruned-one")
 # No part of a job's life.
 TRIM = ("trim.committed", "trim.removed-one", "drop.committed", "drop.removed-one")
 
+# Of snapshots: `tests/spark/test_restore.py` breaks a restore, and the start after it, at each.
+SNAPSHOTS = (
+    "savepoint.held",
+    "savepoint.linked",
+    "savepoint.copied",
+    "savepoint.listed",
+    "savepoint.unlisted",
+    "past.kept",
+    "restore.fenced",
+    "restore.published",
+    "restore.made",
+    "restore.ended-one",
+    "job.begun",
+    "job.made",
+    "job.listed",
+    "open.ledger-brought",
+    "sqlite.rewound",
+)
+
 # Of targets that are servers: the tests that have these servers reach them.
 SERVICES = POSTGRES + KAFKA
 
@@ -101,7 +120,7 @@ def arm(
     point: str, action: str | Callable[[str], None], *, visit: int = 1, folder: str = ""
 ) -> None:
     """Break this process at the given visit of `point`."""
-    if point not in POINTS + TRIM + SERVICES:
+    if point not in POINTS + TRIM + SNAPSHOTS + SERVICES:
         known = ", ".join(POINTS + SERVICES)
         raise ValueError(f"no fault point is called {point!r}; there are: {known}")
     act = action if callable(action) else _action(action, folder)

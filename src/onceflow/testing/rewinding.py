@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,29 @@ class Rewinding(SinkUnderTest):
         last = self.run(other.open(), 6, 7)
         self._fenced(2, CHILD).rewind(cut)
         self.check(last, 0, 1, 6, 7)
+
+    def test_a_rewind_brings_back_what_updates_changed(self) -> None:
+        driver = self._driver("update")
+        cuts = [driver.run(0, self.rows(0, 1)), driver.run(1, self.rows(1, version=1))]
+        driver.run(2, self.rows(0, 2, version=2))
+        driver.run(3, self.rows(0, 1, version=3))
+        child = self._fenced(2, CHILD, mode="update")
+        child.rewind(cuts[1])
+        same(self.read_latest(self.folder), [*self.rows(0), *self.rows(1, version=1)])
+        child.run(2, self.rows(0, 3, version=4))
+        self._fenced(3, GRANDCHILD, mode="update").rewind(cuts[0])
+        same(self.read_latest(self.folder), self.rows(0, 1))
+
+    def test_a_rewind_brings_back_what_complete_mode_replaced(self) -> None:
+        driver = self._driver("complete")
+        cuts = [driver.run(0, self.rows(0)), driver.run(1, [])]
+        driver.run(2, self.rows(0, 1, version=1))
+        child = self._fenced(2, CHILD, mode="complete")
+        child.rewind(cuts[1])
+        same(self.read_rows(self.folder), [])
+        child.run(2, self.rows(2))
+        self._fenced(3, GRANDCHILD, mode="complete").rewind(cuts[0])
+        same(self.read_rows(self.folder), self.rows(0))
 
     def test_a_rewind_that_was_done_before_changes_nothing(self) -> None:
         cut = self._four_epochs()[1]
@@ -121,14 +145,16 @@ class Rewinding(SinkUnderTest):
         driver = self._driver()
         return [self.run(driver, epoch) for epoch in range(4)]
 
-    def _driver(self) -> StandIn:
-        driver = self.driver(1)
+    def _driver(self, mode: str | None = None) -> StandIn:
+        driver = self.driver(1, **({"mode": mode} if mode else {}))
         if not driver.sink.rewinds:
             pytest.skip("the sink cannot take back what it published")
+        if driver.mode not in self.modes_of(driver.sink):
+            pytest.skip(f"the sink does not take {driver.mode} mode")
         return driver.open()
 
-    def _fenced(self, term: int, lineage: str) -> StandIn:
-        driver = self.driver(term, lineage=lineage)
+    def _fenced(self, term: int, lineage: str, **changes: Any) -> StandIn:
+        driver = self.driver(term, lineage=lineage, **changes)
         driver.fence()
         return driver
 

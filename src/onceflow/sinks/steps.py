@@ -1,0 +1,104 @@
+"""How a target that keeps what its epochs changed has come to where it is, and how it goes back.
+
+Each publication is a step. Epochs have their numbers through all lineages, but `replay` publishes
+some numbers twice, so what is kept is found by the number of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from onceflow.errors import TargetBehind
+from onceflow.ledger import Position, Publication
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Epochs of one lineage that were published one after the other, each by a step."""
+
+    lineage: str
+    first: int  # the epoch that it went on from
+    last: int
+    step: int  # of the last epoch
+
+
+_NOTHING = Stretch("", -1, -1, 0)  # what everything began with
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The stretches that stand, oldest first; the last ends where the ledger is."""
+
+    done: int = 0  # number of the last step
+    known: int = 0  # what the steps above this one changed is kept
+    stretches: tuple[Stretch, ...] = ()
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> Steps:
+        stretches = tuple(Stretch(**stretch) for stretch in said["stretches"])
+        return cls(said["done"], said["known"], stretches)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def after(self, publication: Publication) -> Steps:
+        """With one step more."""
+        lineage, epoch, step = publication.lineage, publication.epoch, self.done + 1
+        began = Stretch(lineage, epoch, epoch, step)
+        top = self.stretches[-1] if self.stretches else None
+        if publication.previous is None:
+            nothing = replace(_NOTHING, step=self.done)
+            return Steps(step, self.done, (nothing, replace(began, first=epoch - 1)))
+        if top is None or publication.previous != Position(top.lineage, top.last):
+            return Steps(step, step, (began,))  # epochs before it were published without a note
+        if top.lineage != lineage:
+            return replace(self, done=step, stretches=(*self.stretches, began))
+        if top.last + 1 != epoch:
+            return Steps(step, step, (began,))
+        longer = replace(top, last=epoch, step=step)
+        return replace(self, done=step, stretches=(*self.stretches[:-1], longer))
+
+    def forgetting(self, known: int) -> Steps:
+        """What the steps up to `known` changed is not kept any more."""
+        left = tuple(stretch for stretch in self.stretches if stretch.step >= known)
+        return self if known <= self.known else replace(self, known=known, stretches=left)
+
+    def back_to(self, cut: Position, target: str) -> Steps:
+        """As they were at the cut. `TargetBehind` if one cannot go back to there."""
+        left = list(self.stretches)
+        while left and left[-1].lineage != cut.lineage:
+            left.pop()
+        if (left and left[-1].last < cut.epoch) or not (left or self.known):
+            raise TargetBehind(
+                f"{target} has not published epoch {cut.epoch} of that lineage, or has taken it "
+                "back",
+                hint="go back to an epoch whose rows are there, or bring back an older copy",
+            )
+        while left and left[-1].first > cut.epoch:
+            left.pop()
+        last = min(left[-1].last, cut.epoch) if left else -1
+        step = left[-1].step - (left[-1].last - last) if left else -1
+        if step < self.known:
+            raise TargetBehind(
+                f"{target} does not keep any more what epoch {cut.epoch + 1} changed, so it "
+                f"cannot go back to epoch {cut.epoch}",
+                hint="go back less far, or choose --published skip: its rows stay and are not "
+                "published again; keep_before=… sets how many epochs can be taken back",
+            )
+        stands = (*left[:-1], replace(left[-1], last=last, step=step))
+        return replace(self, done=step, stretches=stands)
+
+    def begin(self, to: Position) -> Steps:
+        """A new lineage goes on from here."""
+        began = Stretch(to.lineage, to.epoch, to.epoch, self.done)
+        return replace(self, stretches=(*self.stretches, began))
+
+    def gone(self, later: Steps) -> list[tuple[str, int]]:
+        """What `later` has that these have not: lineages, and above which epoch of each."""
+        here = {stretch.lineage: stretch.last for stretch in self.stretches}
+        return [
+            (stretch.lineage, here.get(stretch.lineage, stretch.first))
+            for stretch in later.stretches
+        ]
