@@ -30,59 +30,43 @@ whatever crashes after 4 is finished by the next opening. `reach` marks the faul
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from onceflow import __version__
+from onceflow.agreement import Agreement
 from onceflow.committables import harden, verify
+from onceflow.declared import Declared
+from onceflow.digest import NAME as DIGEST
 from onceflow.epoch_log import Decision, OutputDecision
 from onceflow.errors import Fenced, JobError, OnceflowError, OutOfRange, PlanChanged
 from onceflow.explain import explain
 from onceflow.home import Query, now
-from onceflow.identity import refuse_foreign_ledger, refuse_other_checkpoint
+from onceflow.identity import refuse_other_checkpoint
 from onceflow.ledger import Committable, Guarantee, Ledger, Position, Publication
-from onceflow.runtime.lease import Lease, host_name
+from onceflow.lineage import Origin, refuse_foreign, refuse_other_rows
+from onceflow.runtime.lease import Lease
 from onceflow.schema import columns, plain_schema, refuse_difference
 from onceflow.sinks.base import Sink
-from onceflow.sources.base import Source
+from onceflow.snapshots.past import Past
 from onceflow.spark_inside import (
-    COMPACT_INTERVAL,
     Checkpoint,
     Plan,
     RunningQuery,
     SourceEntries,
-    advance_watermark,
     offset_after,
     parse_offsets,
 )
 from onceflow.staging import Stager, refuse_columns
 from onceflow.standing import Standing
 from onceflow.testing.faults import reach
-
-
-@dataclass(frozen=True)
-class Declared:
-    """A query as its author declared it."""
-
-    df: Any
-    outputs: Mapping[str, Sink]
-    mode: str = "append"
-    by: str | None = None
-    on_bad: str | None = None  # the output of rows that their own cannot take
-    keep_epochs: int = 100
-    guarantees: Mapping[str, Guarantee] = field(default_factory=dict)  # of outputs with another
-    sources: Mapping[str, Source] = field(default_factory=dict)  # of the job, as far as known
-
-    def guarantee(self, output: str) -> Guarantee:
-        return self.guarantees.get(output, Guarantee.EXACTLY_ONCE)
+from onceflow.times import Times
 
 
 @contextlib.contextmanager
@@ -99,6 +83,13 @@ class Stopping(Exception):
     """The driver was asked to stop: no further epoch begins."""
 
 
+class Again(NamedTuple):
+    """An epoch that is run again."""
+
+    epoch: int
+    last: int  # of those
+
+
 class Epochs:
     """The epochs of one query under one term. Spark calls it once for each epoch."""
 
@@ -108,20 +99,24 @@ class Epochs:
         self.lease = lease
         self.log = query.epoch_log()
         self.checkpoint = Checkpoint(query.folder)
+        self._agreement = Agreement.of(self.checkpoint, self.log, declared.df.sparkSession)
         self.schema = plain_schema(declared.df.schema.jsonValue())
         self.term = 0
         self.opened_at: int | None = None  # the epoch that had been published before
         self.published_at: float | None = None  # when this driver published last
         self.failure: BaseException | None = None
+        self._origin: Origin | None = None  # if the lineage goes on from a cut of another
         self._ledgers: dict[str, Ledger] = {}
         self._hardened: set[Path] = set()
-        self._standing = Standing(declared.sources, query)
+        self._standing = Standing(declared.sources, query, looks_only=declared.looks_only)
+        self._past = Past(query)
         self._reads: set[str] = set()  # its sources, as far as Spark has planned them
         self._stager = Stager(declared.outputs, declared.by, self.schema, declared.on_bad)
         self._running: RunningQuery | None = None
         self._busy = threading.Lock()
         self._sweeper = ThreadPoolExecutor(1, thread_name_prefix="onceflow sweep")
         self._sweeping: Future[None] | None = None
+        self._times = Times(query.folder / "onceflow", declared.keep_epochs)
         self._stopping = False
 
     # ================================================================ opening
@@ -133,14 +128,14 @@ class Epochs:
 
         # 1. lead. A home that does not belong to its targets is refused before it fences anybody.
         seen = {name: sink.published(self._id(name)) for name, sink in self._outputs}
-        self.log.read()
+        self._origin = Origin.of(self.log.read())
         self._refuse_foreign(seen)
         self._refuse_other_columns()
         self.term = self.lease.next_term(max([self.log.term, *(s.term for s in seen.values())]))
         self._reach("open.led", query=self._id())
 
         # 2. fence: first the epoch log, then every ledger; only then is a ledger worth reading
-        self.log.fence(self.term, self._facts())
+        self.log.fence(self.term, self.declared.facts(self.log.leader))
         refuse_other_checkpoint(self.query, self.log.last, self.checkpoint)
         self._reach("open.fenced", epoch=self._last_epoch)
         for name, sink in self._outputs:
@@ -154,11 +149,23 @@ class Epochs:
             self._reach("open.ledger-fenced", output=name)
         self._refuse_foreign(self._ledgers)
         self._reach("open.ledgers-read")
+        if self._origin is not None:
+            for name, sink in self._outputs:
+                if self._is_exact(name):
+                    self._ledgers[name] = self._origin.bring(
+                        sink,
+                        self._id(name),
+                        self._ledgers[name],
+                        term=self.term,
+                        schema=self.schema,
+                        mode=self.declared.mode,
+                    )
+                    self._reach("open.ledger-brought", output=name)
 
         # 3. recover: rows first, then Spark
         self._publish_last()
         self._reach("open.published")
-        self._make_spark_agree()
+        self._agreement.make()
         self._reach("open.spark-agrees")
 
         # 4. sweep
@@ -172,7 +179,7 @@ class Epochs:
 
         # 5. no-data
         self.opened_at = self.log.last.epoch if self.log.last else None
-        self._put_in_no_data_epoch()
+        self._agreement.put_in_no_data()
         self._reach("open.ready")
         self.log.check()  # who was paused on the way here need not start Spark to hear it
 
@@ -183,8 +190,8 @@ class Epochs:
 
     def _refuse_foreign(self, ledgers: Mapping[str, Ledger]) -> None:
         for name, sink in self._outputs:
-            what = f"{sink}, output {self._id(name)}"
-            refuse_foreign_ledger(self.query, self.log.last, ledgers[name], what)
+            if self._origin is None or self._is_exact(name):  # else it has no ledger to compare
+                refuse_foreign(self.query, name, sink, self.log, ledgers[name])
 
     def _refuse_other_columns(self) -> None:
         """Also against what is decided and not yet in the target."""
@@ -192,17 +199,6 @@ class Epochs:
             decided = self.log.last and self.log.last.outputs.get(name)
             if decided:
                 refuse_difference(str(sink), columns(decided.schema), columns(self.schema))
-
-    def _facts(self) -> dict[str, Any]:
-        return {
-            "at": now(),
-            "holder": {"pid": os.getpid(), "host": host_name()},
-            "onceflow": __version__,
-            "spark": self.declared.df.sparkSession.version,
-            "mode": self.declared.mode,
-            "outputs": {name: {"guarantee": self.declared.guarantee(name), **sink.target()}
-                        for name, sink in self._outputs},
-        }  # fmt: skip
 
     def _publish_last(self) -> None:
         last = self.log.last
@@ -212,6 +208,8 @@ class Epochs:
             sink = self.declared.outputs.get(name)
             if sink is None:
                 self._refuse_dropped(name, output, last.epoch)
+                continue
+            if self._is_there(name, last.epoch):
                 continue
             if output.guarantee is not Guarantee.EXACTLY_ONCE:
                 self._add_again(name, sink, last)
@@ -237,38 +235,29 @@ class Epochs:
                 hint="declare it again, run the job once, then drop it",
             )
 
-    def _make_spark_agree(self) -> None:
-        """Spark's files follow the epoch log: what is decided is committed, the rest is gone."""
-        decisions, last = self.log.decisions, self.log.last
-        self.checkpoint.set_sources(
-            [decision.sources for decision in decisions],
-            self._last_end,
-            int(self.declared.df.sparkSession.conf.get(COMPACT_INTERVAL, "10")),
-            self.log.check,
-        )
-        if last is None:
-            self.checkpoint.begin_anew(self.log.check)
-        else:
-            self.checkpoint.state_files(last.epoch, last.state)  # refuses if one is missing
-            for decision in decisions[-2:]:
-                self.checkpoint.set_offsets(decision.epoch, decision.offsets)
-            self.checkpoint.set_commit(last.epoch, last.watermark, last.state)
-        self.checkpoint.drop_offsets_above(self._last_epoch)
-
     def _sweep_staged(self) -> None:
         self.query.store.sweep("log")
+        self.query.store.sweep("past")
         self.log.prune()
         for folder in self.query.staged.glob("*-*-*-*"):
             if int(folder.name.rsplit("-", 2)[1]) < self.term:
                 shutil.rmtree(folder, ignore_errors=True)
+        if self._origin is not None and self._last_epoch >= self._origin.replays_to:
+            self.query.forget_replay()
 
-    def _put_in_no_data_epoch(self) -> None:
-        last = self.log.last
-        if last is None or not last.state:
-            return
-        due = advance_watermark(last.offsets, last.watermark, int(time.time() * 1000))
-        if due is not None:
-            self.checkpoint.set_offsets(last.epoch + 1, due)
+    def forget_running(self) -> None:
+        """Spark's query has ended; another one of the same name goes on."""
+        self._running = None
+
+    def replay_next(self) -> Again | None:
+        """Put in the next epoch of the lineage before that is to be run again. None: there is none
+        any more."""
+        wanted = self._before(self._last_epoch + 1)
+        if wanted is None or self._origin is None:
+            self._agreement.put_in_no_data()
+            return None
+        self._agreement.put_in(wanted)
+        return Again(wanted.epoch, self._origin.replays_to)
 
     # ================================================================ one epoch
 
@@ -300,6 +289,7 @@ class Epochs:
         failure = self.sweep_failure()
         if failure is not None:
             raise failure
+        self._times.begin(epoch)
 
         # 1. check
         running, plan, offsets, entries = self._check(epoch)
@@ -314,6 +304,9 @@ class Epochs:
 
             # 3. harden
             decision = self._decision(plan, offsets, entries, staged)
+            before = self._before(epoch)
+            if before is not None and self._origin is not None and not self._origin.is_fork:
+                refuse_other_rows(before, decision, self._id())
             self._harden(decision)
             self._reach("epoch.hardened", epoch=epoch)
 
@@ -324,7 +317,8 @@ class Epochs:
 
         # 5. publish
         for name, sink in self._outputs:
-            self._publish(name, sink, decision)
+            if not self._is_there(name, epoch):
+                self._publish(name, sink, decision)
             self._reach("epoch.output-published", epoch=epoch, output=name)
         self.published_at = time.time()
         self._reach("epoch.published", epoch=epoch)
@@ -336,12 +330,15 @@ class Epochs:
     def _sweep(self, folder: Path, end: Mapping[str, Any]) -> None:
         """Housekeeping; the next epoch waits for it. Bounded: see `keep_epochs` and `tidy`."""
         shutil.rmtree(folder, ignore_errors=True)
-        if self.log.roll_up(keep=self.declared.keep_epochs, slack=self.declared.keep_epochs):
+        keep = self.declared.keep_epochs
+        if self.log.roll_up(keep=keep, slack=keep, before=self._past.keep):
+            self._past.sweep()
             self._standing.hold(end, self._first_start)
         for _, sink in self._outputs:
             sink.tidy()
         self._standing.published(end)
         self._reach("epoch.swept")
+        self._times.end(self._running)
 
     def _check(self, epoch: int) -> tuple[RunningQuery, Plan, str, SourceEntries]:
         self.log.check()
@@ -354,6 +351,7 @@ class Epochs:
         offsets = self.checkpoint.offsets(epoch)
         where = f"{self.query.folder}/offsets/{epoch}"
         problem, entries = "", SourceEntries()
+        before = self._before(epoch)
         if epoch != self._last_epoch + 1 or plan.epoch != epoch:
             problem = f"Spark runs epoch {epoch}, the last decision is epoch {self._last_epoch}"
         elif offsets is None:
@@ -364,6 +362,8 @@ class Epochs:
             problem = "Spark's plan does not begin where the last decision ends"
         elif offset_after(plan.start, plan.end):
             problem = "Spark's plan ends before it begins"
+        elif before is not None and plan.end != before.end:
+            problem = "this epoch is to be run again, and its plan ends elsewhere"
         else:
             entries = self.checkpoint.source_entries(plan.start, plan.end)
             problem = plan.compare_files(entries)
@@ -383,6 +383,7 @@ class Epochs:
         staged: Mapping[str, tuple[Committable, ...]],
     ) -> Decision:
         assert self._running is not None
+        before = self._before(plan.epoch)
         return Decision(
             epoch=plan.epoch,
             term=self.term,
@@ -403,6 +404,8 @@ class Epochs:
                 )
                 for name, _ in self._outputs
             },
+            digest=self._running.observed(DIGEST),
+            nonce=uuid.uuid4().hex if before is None else before.nonce,
         )
 
     def _harden(self, decision: Decision) -> None:
@@ -444,6 +447,7 @@ class Epochs:
 
     def settle(self) -> None:
         """The job has ended."""
+        self._times.ask(self._running)
         self._standing.settle(self._last_end)
         if self.stop_after_epoch(timeout=0):  # else one hangs in them
             for _, sink in self._outputs:
@@ -462,10 +466,23 @@ class Epochs:
     def _reach(self, point: str, **facts: Any) -> None:
         """A fault point, with what a trace says about it."""
         reach(point, term=self.term, **facts)
+        self._times.passed(point)
 
     @property
     def _outputs(self) -> list[tuple[str, Sink]]:
         return list(self.declared.outputs.items())
+
+    def _is_exact(self, output: str) -> bool:
+        return self.declared.guarantee(output) is Guarantee.EXACTLY_ONCE
+
+    def _is_there(self, output: str, epoch: int) -> bool:
+        """Has the target these rows from the lineage before?"""
+        return self._origin is not None and epoch <= self._origin.last_of(output)
+
+    def _before(self, epoch: int) -> Decision | None:
+        """The decision of this epoch in the lineage before, if it is to be run again."""
+        again = self._origin is not None and epoch <= self._origin.replays_to
+        return self.query.to_replay(epoch) if again else None
 
     @property
     def _last_epoch(self) -> int:
@@ -479,7 +496,8 @@ class Epochs:
     @property
     def _first_start(self) -> Mapping[str, Any]:
         """Where the oldest decision that is kept begins."""
-        return self.log.decisions[0].start if self.log.decisions else {}
+        kept = [self._past.oldest(), *self.log.decisions[:1]]
+        return next((decision.start for decision in kept if decision is not None), {})
 
     def _id(self, output: str | None = None) -> str:
         parts = (self.query.job, self.query.name, output)

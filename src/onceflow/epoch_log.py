@@ -1,8 +1,9 @@
 """The epoch log: the numbered log of fences and decisions of one query in one lineage.
 
 It is the truth about a query; Spark's checkpoint follows it. Entries are `fence` (a driver leads
-from here on), `epoch` (a decision: this epoch will be published, with all that it takes) and
-`end` (the lineage is closed; nothing follows).
+from here on), `epoch` (a decision: this epoch will be published, with all that it takes), `begin`
+(the first of a lineage that goes on from a cut of another, with the decisions of that cut) and
+`end` (the lineage is closed, and which one goes on; nothing follows).
 
 An append goes to head + 1 and nowhere else, after a walk over everything between where this
 driver last stood and the head:
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +53,7 @@ class Decision:
     watermark: int  # of the next epoch, milliseconds
     outputs: dict[str, OutputDecision]
     nonce: str = field(default_factory=lambda: uuid.uuid4().hex)
+    digest: int | None = None  # of all rows; None: not taken, or too many rows
 
     @property
     def rows(self) -> int:
@@ -86,6 +89,7 @@ class _View:
         self.position = position
         self.term: int = body.get("term", 0)
         self.fence: dict[str, Any] | None = body.get("fence")
+        self.begin: dict[str, Any] | None = body.get("begin")
         self.end: dict[str, Any] | None = body.get("end")
         self.decisions: list[tuple[int, Decision]] = [
             (position, Decision.from_json(d)) for d in body.get("decisions", ())
@@ -99,6 +103,9 @@ class _View:
                 self.fence = entry
             case "epoch":
                 self.decisions.append((number, Decision.from_json(entry)))
+            case "begin":
+                self.begin = {k: v for k, v in entry.items() if k != "decisions"}
+                self.decisions = [(number, Decision.from_json(d)) for d in entry["decisions"]]
             case "end":
                 self.end = entry
 
@@ -141,7 +148,81 @@ class EpochLog:
         """The newest fence: who leads, with which outputs and versions."""
         return self._view.fence
 
+    @property
+    def opened(self) -> bool:
+        """Has a driver ever led here that runs epochs? Else no target knows this lineage."""
+        return self._view.fence is not None and "outputs" in self._view.fence
+
+    @property
+    def begun(self) -> dict[str, Any] | None:
+        """How this lineage began, if it goes on from a cut of another."""
+        return self._view.begin
+
+    @property
+    def ended(self) -> dict[str, Any] | None:
+        """The end of this lineage: which one goes on, and from which cut."""
+        return self._view.end
+
+    # -------------------------------------------------------------- a glance, for those who list
+
+    def closed(self) -> dict[str, Any] | None:
+        """The end of this lineage, as `ended`, without reading what is before it."""
+        rolled, numbers = self._log.numbers()
+        entry = self._log.entry(numbers[-1]) if numbers else self._log.rolled_up(rolled)
+        if entry is None and (rolled or numbers):
+            return self.read().ended  # it is being rolled up
+        if numbers:
+            return entry if entry is not None and entry["type"] == "end" else None
+        return (entry or {}).get("end")
+
+    def ends(self, first: int) -> tuple[Decision, Decision] | None:
+        """The oldest decision from epoch `first` on, and the newest, reading few of many."""
+        rolled, numbers = self._log.numbers()
+        low, high = 0, len(numbers)
+        while low < high:  # to the first entry whose decision, or the one behind it, is not before
+            middle = (low + high) // 2
+            found = self._decided(numbers[middle:])
+            if found is None or found[0].epoch >= first:
+                high = middle
+            else:
+                low = middle + 1
+        body = self._log.rolled_up(rolled) or {}
+        old = [Decision.from_json(d) for d in body.get("decisions", ())]
+        before = [decision for decision in old if decision.epoch >= first]
+        begin = before or self._decided(numbers[low:]) or []
+        end = self._decided(numbers[::-1]) or old
+        return (next(d for d in begin if d.epoch >= first), end[-1]) if begin and end else None
+
+    def _decided(self, numbers: list[int]) -> list[Decision] | None:
+        """Those of the first of these entries that has any."""
+        for number in numbers:
+            entry = self._log.entry(number) or {}
+            if entry.get("type") == "epoch":
+                return [Decision.from_json(entry)]
+            if entry.get("type") == "begin":
+                return [Decision.from_json(decision) for decision in entry["decisions"]]
+        return None
+
     # -------------------------------------------------------------- appending
+
+    def begin(self, facts: dict[str, Any], decisions: list[Decision]) -> None:
+        """The first entry of a lineage that nobody knows yet: it goes on from these decisions."""
+        entry = {
+            **facts, "type": "begin", "term": 0, "nonce": uuid.uuid4().hex,
+            "decisions": [decision.to_json() for decision in decisions],
+        }  # fmt: skip
+        if self._log.put(1, entry) is not Put.WON:
+            raise Fenced(
+                "somebody else makes this lineage at the same time", hint="run the command again"
+            )
+
+    def end(self, facts: dict[str, Any]) -> None:
+        """Close the lineage. `Fenced`: it was not closed by us."""
+        self.check()
+        entry = {**facts, "type": "end", "term": self._term, "nonce": uuid.uuid4().hex}
+        if not self._append(entry):
+            self._log.catch_up(self._view)
+            raise self._fenced()
 
     def fence(self, term: int, facts: dict[str, Any]) -> None:
         """From here on no term below `term` can decide."""
@@ -202,8 +283,12 @@ class EpochLog:
 
     # -------------------------------------------------------------- roll-up
 
-    def roll_up(self, *, keep: int, slack: int) -> bool:
-        """Free old entries, but keep those of the last `keep` decisions. True if it did."""
+    def roll_up(
+        self, *, keep: int, slack: int, before: Callable[[list[Decision]], object] = lambda _: None
+    ) -> bool:
+        """Free old entries, but keep those of the last `keep` decisions. True if it did.
+
+        `before` is called with the decisions that are about to go."""
         decisions = self._view.decisions
         if len(decisions) <= keep + slack:
             return False
@@ -213,11 +298,14 @@ class EpochLog:
         body = {
             "term": self._view.term,
             "fence": self._view.fence,
+            "begin": self._view.begin,
             "end": self._view.end,
             "decisions": [decision.to_json() for _, decision in covered[-2:]],
         }
+        freed = max(0, len(covered) - 2)
+        before([decision for _, decision in decisions[:freed]])
         self._log.roll_up(number, body)
-        self._view.decisions = decisions[max(0, len(covered) - 2) :]
+        self._view.decisions = decisions[freed:]
         return True
 
     def prune(self) -> None:

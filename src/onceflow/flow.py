@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onceflow.epoch import Declared
+from onceflow.declared import Declared
 from onceflow.errors import JobError
 from onceflow.home import JobFolder
 from onceflow.ledger import Guarantee
@@ -31,6 +32,7 @@ class Flow:
         self.queries: dict[str, Declared] = {}
         self.sources: dict[str, Source] = {}
         self._names: set[str] = set()
+        self._fork = None if folder is None else folder.fork()
 
     def read(self, name: str, source: Source | DataFrame) -> DataFrame:
         """A plain streaming DataFrame over `source`. Names of sources are kept in the checkpoint.
@@ -80,6 +82,8 @@ class Flow:
         if name in self.queries:
             raise JobError(f"two outputs are called {name!r}", hint="rename one")
         declared = declare(name, df, to, mode=mode, by=by, on_bad=on_bad, guarantee=guarantee)
+        if self._fork is not None:
+            declared = replace(declared, outputs=self._moved(name, declared.outputs))
         taken = {t: o for o, other in self.queries.items() for t in targets(other)}
         for target in targets(declared):
             if target in taken:
@@ -89,6 +93,19 @@ class Flow:
                 )
         self._refuse_loop(declared)
         self.queries[name] = declared
+
+    def _moved(self, query: str, outputs: Mapping[str, Sink]) -> dict[str, Sink]:
+        """A fork never writes where its parent does."""
+        assert self._fork is not None
+        places = self._fork["outputs"]
+        for output in outputs:
+            if f"{query}/{output}" not in places:
+                raise JobError(
+                    f"output {query}/{output} was not there when the job was forked, so the fork "
+                    "has no place for it",
+                    hint="fork again, from a savepoint in which it is, under another name",
+                )
+        return {output: sink.moved(places[f"{query}/{output}"]) for output, sink in outputs.items()}
 
     def _refuse_loop(self, declared: Declared) -> None:
         """An output inside a folder that the job reads would become its own input."""

@@ -6,20 +6,26 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onceflow.epoch import Declared, Epochs, Stopping
-from onceflow.errors import JobError, PlanChanged
+from onceflow.declared import Declared
+from onceflow.digest import with_digest
+from onceflow.epoch import Again, Epochs, Stopping
+from onceflow.epoch_log import Decision
+from onceflow.errors import JobError, OnceflowError, PlanChanged
+from onceflow.fingerprint import fingerprint
 from onceflow.flow import Flow, declare
-from onceflow.home import JobFolder
+from onceflow.home import JobFolder, Query
 from onceflow.job import Job, milliseconds
 from onceflow.ledger import Guarantee
 from onceflow.runtime.lease import Lease
+from onceflow.runtime.stopping import StopRequest
 from onceflow.session import check_session, get_session
 from onceflow.sinks.base import Sink
+from onceflow.snapshots.restore import finish
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -58,7 +64,9 @@ class Handle:
         self.name = name
         self.folder = folder
         self.started: dict[str, Started] = {}
+        self.asked = False  # to stop, from outside of this process
         self._lease = lease
+        self._request = StopRequest(folder.folder, lease.lock)
         self._failure: BaseException | None = None
         self._ended = threading.Event()
         self._stop = threading.Event()
@@ -106,6 +114,9 @@ class Handle:
         try:
             while any(s.active for s in self.started.values()):
                 self._failure = self._first_failure()
+                if self._request.heard():
+                    self.asked = True
+                    self._stop.set()
                 if self._stop.is_set() or self._failure is not None:
                     self._stop_all()
                     break
@@ -121,6 +132,8 @@ class Handle:
                 f"Spark's JVM is gone: {type(error).__name__}: {error}", hint="start the job again"
             )
         finally:
+            with contextlib.suppress(OSError, OnceflowError):  # who asked sees that we ended
+                self._request.say(self.status["queries"], self._failure)
             self._lease.release()
             self._ended.set()
 
@@ -161,9 +174,16 @@ class Handle:
                 return
             time.sleep(0.02)
 
+    def refuse_to_go_on(self) -> None:
+        """While epochs are run again nobody watches."""
+        if self._request.heard():
+            raise Stopping("the job was asked to stop before all epochs were run again")
+
     def abandon(self, error: BaseException) -> None:
         """Starting failed half way: stop what had started, give the lease back."""
         self._failure = error
+        if isinstance(error, Stopping):
+            self._request.say({}, None)
         for started in self.started.values():
             with contextlib.suppress(Exception):
                 started.query.stop()
@@ -175,25 +195,38 @@ def start(
     job: Job,
     *,
     home: str | os.PathLike[str] = DEFAULT_HOME,
+    fork: str | None = None,
     spark: SparkSession | None = None,
     master: str | None = None,
     once: bool = False,
     every: str | None = None,
     take_over: bool = False,
+    replaying: Callable[[str, Again], None] | None = None,
 ) -> Handle:
-    """Run a job from this process. `once`: stop when the input is used up."""
+    """Run a job from this process. `once`: stop when the input is used up. `fork`: run the fork
+    of it that has this name. `replaying` hears of each epoch that is run again after a restore,
+    with its query, before this function returns."""
     session = _session(spark, master)
-    folder = JobFolder(home, job.name)
+    folder = JobFolder(home, fork or job.name)
+    if fork is not None:
+        refuse_no_fork(folder, job.name)
     flow = Flow(session, folder)
     job.declare(flow)
     if not flow.queries:
         raise JobError(f"job {job.name} writes nothing", hint="call flow.write(…) in it")
+    code = fingerprint(job.declare)
     queries = {
-        name: replace(declared, keep_epochs=job.keep_epochs, sources=flow.sources)
+        name: replace(
+            declared,
+            keep_epochs=job.keep_epochs,
+            sources=flow.sources,
+            digests=job.digests,
+            code=code,
+        )
         for name, declared in flow.queries.items()
     }
     trigger = _trigger(every or job.every, once)
-    return _start(session, folder, queries, trigger, take_over)
+    return _start(session, folder, queries, trigger, take_over=take_over, replaying=replaying)
 
 
 def write(
@@ -214,7 +247,9 @@ def write(
     session = _session(df.sparkSession, None)
     folder = JobFolder(home, name)
     declared = declare(name, df, to, mode=mode, by=by, on_bad=on_bad, guarantee=guarantee)
-    return _start(session, folder, {name: declared}, _trigger(every, once), take_over).queries[name]
+    return _start(
+        session, folder, {name: declared}, _trigger(every, once), take_over=take_over
+    ).queries[name]
 
 
 def _start(
@@ -222,7 +257,9 @@ def _start(
     folder: JobFolder,
     queries: Mapping[str, Declared],
     trigger: dict[str, Any],
+    *,
     take_over: bool,
+    replaying: Callable[[str, Again], None] | None = None,
 ) -> Handle:
     before = _running.get(folder.folder)
     for handle in list(_running.values()):  # also one whose home was moved since
@@ -233,27 +270,79 @@ def _start(
     if before is not None and take_over:
         before.stop(timeout=30)
     handle = Handle(folder.name, folder, lease)
+    StopRequest(folder.folder, lease.lock).begin()
     try:
         lineage = folder.open_lineage(spark.version)
+        finish(folder, lease)
+        # By name: the first one's end is the end of its lineage, so whoever comes too late to it
+        # opens none of the others.
         opening = {
-            name: Epochs(folder.query(lineage, name), declared, lease)
-            for name, declared in queries.items()
+            name: Epochs(folder.query(lineage, name), queries[name], lease)
+            for name in sorted(queries)
         }
         for epochs in opening.values():
             epochs.fence()
         for name, epochs in opening.items():
             epochs.open()
-            declared = queries[name]
-            writer = declared.df.writeStream.outputMode(declared.mode).foreachBatch(epochs)
-            writer = writer.option("checkpointLocation", str(epochs.query.folder))
-            writer = writer.queryName(f"{folder.name}/{name}").trigger(**trigger)
-            handle.started[name] = Started(epochs, writer.start())
+            writer = _writer(epochs)
+            while (again := epochs.replay_next()) is not None:
+                handle.refuse_to_go_on()
+                if replaying is not None:
+                    replaying(name, again)
+                _run_once(writer, epochs)
+            handle.started[name] = Started(epochs, writer.trigger(**trigger).start())
     except BaseException as error:
         handle.abandon(error)
         raise
     _running[folder.folder] = handle
     handle.watch()
     return handle
+
+
+def refuse_no_fork(folder: JobFolder, job: str) -> None:
+    """Run under another name, a job would write to its own targets, and twice."""
+    if (folder.fork() or {}).get("of") != job:
+        raise JobError(
+            f"there is no fork {folder.name} of job {job}",
+            hint=f"onceflow fork {job} --as {folder.name}",
+        )
+
+
+def run_again(query: Query, declared: Declared) -> Decision:
+    """Run the epochs that are put in for a query, and no other; the last decision."""
+    lease = Lease(query.home / query.job / "lease", query.job)
+    lease.acquire()
+    try:
+        epochs = Epochs(query, declared, lease)
+        epochs.fence()
+        epochs.open()
+        writer = _writer(epochs)
+        while epochs.replay_next() is not None:
+            _run_once(writer, epochs)
+        epochs.settle()
+    finally:
+        lease.release()
+    assert epochs.log.last is not None
+    return epochs.log.last
+
+
+def _writer(epochs: Epochs) -> Any:
+    declared, query = epochs.declared, epochs.query
+    rows = with_digest(declared.df) if declared.digests else declared.df
+    writer = rows.writeStream.outputMode(declared.mode).foreachBatch(epochs)
+    writer = writer.option("checkpointLocation", str(query.folder))
+    return writer.queryName(f"{query.job}/{query.name}")
+
+
+def _run_once(writer: Any, epochs: Epochs) -> None:
+    """Run the one epoch that is put in."""
+    try:
+        writer.trigger(once=True).start().awaitTermination()
+    except Exception:
+        if epochs.failure is not None:
+            raise epochs.failure from None
+        raise
+    epochs.forget_running()
 
 
 def _session(spark: SparkSession | None, master: str | None) -> SparkSession:

@@ -8,6 +8,8 @@
 <home>/<job>/lineages/<id>/<query>/        a Spark checkpoint, and in it
 <home>/<job>/lineages/<id>/<query>/onceflow/log/     the epoch log
 <home>/<job>/lineages/<id>/<query>/onceflow/staged/  rows that are not published yet
+<home>/<job>/lineages/<id>/<query>/onceflow/times.jsonl  how long the last epochs took
+<home>/<job>/stop/                         who is asked to stop, and has: `runtime/stopping.py`
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from onceflow.epoch_log import EpochLog
+from onceflow.epoch_log import Decision, EpochLog
 from onceflow.errors import CheckpointRefused, Damaged, JobError
 from onceflow.names import NAME, check_name
 from onceflow.session import REQUIRED
@@ -61,6 +63,24 @@ class Query:
     def epoch_log(self) -> EpochLog:
         return EpochLog(self.store, self.subject)
 
+    def keep_for_replay(self, decision: Decision) -> None:
+        """An epoch of the lineage before that is to be run again here, with its boundaries."""
+        name = f"replay/{decision.epoch}.json"
+        self.store.put_if_absent(name, seal("replay", self.subject, decision.to_json()))
+
+    def to_replay(self, epoch: int) -> Decision | None:
+        name = f"replay/{epoch}.json"
+        data = self.store.read(name)
+        if data is None:
+            return None
+        body = unseal(data, "replay", self.subject, self.store.where(name))
+        return Decision.from_json(body)
+
+    def forget_replay(self) -> None:
+        """All of it has been run again."""
+        for name in self.store.list("replay"):
+            self.store.delete(f"replay/{name}")
+
 
 class JobFolder:
     """The folder of one job under a home."""
@@ -75,12 +95,45 @@ class JobFolder:
         self.folder = self.home / name
         self.store = LocalStore(self.folder)
 
-    def lineage(self) -> str | None:
-        """The lineage that the job is in, or None if it never ran here."""
+    def first_lineage(self) -> str | None:
+        """The one that the job began in, or None if it never ran here."""
+        body = self._job()
+        return None if body is None else str(body["lineage"])
+
+    def fork(self) -> dict[str, Any] | None:
+        """What this job is a fork of, and where its outputs go; None if it is not one."""
+        body = self._job()
+        return None if body is None else body.get("fork")
+
+    def _job(self) -> dict[str, Any] | None:
         data = self.store.read("job.json")
         if data is None:
             return None
-        return str(unseal(data, "job", self.name, self.store.where("job.json"))["lineage"])
+        return unseal(data, "job", self.name, self.store.where("job.json"))
+
+    def put_job(self, lineage: str, facts: dict[str, Any] | None = None) -> bool:
+        """From here on the job is there. False: it was before."""
+        body = {"lineage": lineage, "at": now(), **(facts or {})}
+        return self.store.put_if_absent("job.json", seal("job", self.name, body))
+
+    def lineage(self) -> str | None:
+        """The lineage that the job is in, or None if it never ran here."""
+        found = self.lineages()
+        return found[-1] if found else None
+
+    def lineages(self) -> list[str]:
+        """From the first to the one that the job is in."""
+        found, lineage = [], self.first_lineage()
+        while lineage is not None:
+            found.append(lineage)
+            lineage = self._child(lineage)
+        return found
+
+    def _child(self, lineage: str) -> str | None:
+        """The lineage that goes on where this one has ended. The end of its first query, by name,
+        decides; those of the others follow, so each of them says that the first is there."""
+        ends = (query.epoch_log().closed() for query in self.queries_of(lineage))
+        return next((str(end["to"]) for end in ends if end is not None), None)
 
     def open_lineage(self, spark_version: str) -> str:
         """The lineage that the job is in; the first one is made if there is none."""
@@ -90,8 +143,7 @@ class JobFolder:
                 where = self.store.where("job.json")
                 raise Damaged(f"{where} is missing", hint="put it back from a backup of the home")
             make_dirs(self.folder)
-            first = {"lineage": str(uuid.uuid4()), "at": now()}
-            self.store.put_if_absent("job.json", seal("job", self.name, first))
+            self.put_job(str(uuid.uuid4()))
             lineage = self.lineage()
             assert lineage is not None
         name = f"lineages/{lineage}/lineage.json"
@@ -100,19 +152,28 @@ class JobFolder:
             if self.store.list(f"lineages/{lineage}"):
                 where = self.store.where(name)
                 raise Damaged(f"{where} is missing", hint="put it back from a backup of the home")
-            body = {
-                "parent": None,
-                "reason": "start",
-                "at": now(),
-                "spark": spark_version,
-                "settings": {setting: value for setting, (value, _) in REQUIRED.items()},
-            }
-            self.store.put_if_absent(name, seal("lineage", lineage, body))
+            facts = {"parent": None, "reason": "start", "at": now(), "spark": spark_version}
+            self.put_lineage(lineage, facts)
         else:
             self._refuse_weaker(
                 unseal(data, "lineage", lineage, self.store.where(name))["settings"]
             )
         return lineage
+
+    def put_lineage(self, lineage: str, facts: dict[str, Any]) -> None:
+        """Say where a lineage comes from."""
+        body = {**facts, "settings": {name: value for name, (value, _) in REQUIRED.items()}}
+        name = f"lineages/{lineage}/lineage.json"
+        self.store.put_if_absent(name, seal("lineage", lineage, body))
+
+    def about(self, lineage: str) -> dict[str, Any]:
+        """Where a lineage comes from."""
+        name = f"lineages/{lineage}/lineage.json"
+        data = self.store.read(name)
+        if data is None:
+            where = self.store.where(name)
+            raise Damaged(f"{where} is missing", hint="put it back from a backup of the home")
+        return unseal(data, "lineage", lineage, self.store.where(name))
 
     def pin(self, source: str, make: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
         """Where the first start of this job found the beginning of a source, if it was pinned."""
@@ -132,6 +193,19 @@ class JobFolder:
         kept = self.pin(f"{source}/{part}", lambda: facts)
         assert kept is not None
         return kept
+
+    def put_starts(self, starts: dict[str, dict[str, Any]]) -> None:
+        """What `starts` gave, of this job or of another."""
+        for name, body in starts.items():
+            self.store.put_if_absent(f"starts/{name}.json", seal("start", name, body))
+
+    def starts(self) -> dict[str, dict[str, Any]]:
+        """All that `pin` and `keep` have put: name -> body."""
+        found = {}
+        for path in sorted((self.folder / "starts").rglob("*.json")):
+            name = str(path.relative_to(self.folder / "starts").with_suffix(""))
+            found[name] = unseal(path.read_bytes(), "start", name, str(path))
+        return found
 
     def _refuse_weaker(self, settings: dict[str, str]) -> None:
         weaker = [
@@ -154,8 +228,10 @@ class JobFolder:
     def queries(self) -> list[Query]:
         """The queries of the current lineage that ever started."""
         lineage = self.lineage()
-        if lineage is None:
-            return []
+        return [] if lineage is None else self.queries_of(lineage)
+
+    def queries_of(self, lineage: str) -> list[Query]:
+        """The queries of a lineage that ever started in it, by name."""
         names = sorted(self.store.list(f"lineages/{lineage}"))
         found = (self.query(lineage, name) for name in names if NAME.fullmatch(name))
         return [query for query in found if (query.folder / "onceflow" / "log").is_dir()]

@@ -39,6 +39,7 @@ class Job:
     every: str = "1 second"
     keep_epochs: int = 100
     workload: Workload | Mapping[str, Workload] | None = None
+    digests: bool = True
 
     def __call__(self, flow: Flow) -> None:
         self.declare(flow)
@@ -50,18 +51,21 @@ def job(
     every: str = "1 second",
     keep_epochs: int = 100,
     workload: Workload | Mapping[str, Workload] | None = None,
+    digests: bool = True,
 ) -> Callable[[Callable[[Flow], None]], Job]:
     """Make a job of a function that declares it on a `Flow`.
 
     `every`: how often an epoch begins, if there is something to do. `keep_epochs`: how many
     epochs can be looked at, and gone back to, later. `workload`: what `onceflow verify` feeds its
     log with, a function from (number, random.Random) to a row; of several sources each its own.
+    `digests`: a digest of the rows of each epoch is taken, by which a restore that skips epochs
+    compares them; without, it compares their number.
     """
     check_name("job", name)
     milliseconds(every)
     if keep_epochs < 2:
         raise JobError(f"keep_epochs={keep_epochs} must be at least 2")
-    return lambda declare: Job(name, declare, every, keep_epochs, workload)
+    return lambda declare: Job(name, declare, every, keep_epochs, workload, digests)
 
 
 def milliseconds(text: str) -> int:

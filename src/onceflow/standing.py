@@ -17,8 +17,11 @@ class Standing:
     `end` is always what a decision says: source -> offset.
     """
 
-    def __init__(self, sources: Mapping[str, Source], query: Query) -> None:
-        self._sources = sources
+    def __init__(
+        self, sources: Mapping[str, Source], query: Query, *, looks_only: bool = False
+    ) -> None:
+        self._sources = {} if looks_only else sources
+        self._looks_only = looks_only
         self._query = query
         self._name = f"{query.job}/{query.name}"
 
@@ -47,6 +50,8 @@ class Standing:
 
     def hold(self, end: Mapping[str, Any], oldest: Mapping[str, Any]) -> None:
         """Tell the logs that are read which rows this query may still go back to."""
+        if self._looks_only:
+            return
         query = self._query
         hold_offsets(
             end, oldest, query=self._name, lineage=query.lineage, home=str(query.home), at=now()

@@ -318,6 +318,11 @@ class NumberedLog:
     def size(self) -> int:
         return len(self._names().entries)
 
+    def numbers(self) -> tuple[int, list[int]]:
+        """The newest roll-up, 0 if there is none, and the entries above it."""
+        names = self._names()
+        return names.roll_up, sorted(n for n in names.entries if n > names.roll_up)
+
     def entry_name(self, number: int) -> str:
         return f"{self.folder}/{number:012d}.json"
 

@@ -189,8 +189,9 @@ def live(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
     def run() -> tuple[int, dict[str, Any]]:
         options = argparse.Namespace(
-            job="it.py", home=".onceflow", master=None, every=None, once=True, take_over=False
-        )
+            job="it.py", home=".onceflow", fork=None, master=None, every=None, once=True,
+            take_over=False,
+        )  # fmt: skip
         tell = lambda event, **fields: events.append({"event": event, **fields})  # noqa: E731
         code = driver.live(options, tell, Deaf())
         return code, events[-1]

@@ -16,7 +16,9 @@ from story import Story
 from test_cli import story_file, write
 from waiting import wait_for
 
+from onceflow.home import JobFolder
 from onceflow.runtime import supervisor
+from onceflow.runtime.stopping import Stopped, stop
 from onceflow.runtime.supervisor import Supervisor
 
 
@@ -186,6 +188,47 @@ def test_a_signal_ends_a_pause_between_two_starts(tmp_path: Path) -> None:
     dies = job_that(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
     assert Supervisor(dies, screen, first_pause=60).run() == 0
     assert screen.kinds() == ["starting", "restarting", "stopping"]
+
+
+def test_a_driver_that_was_asked_to_stop_is_not_started_again_if_it_dies(tmp_path: Path) -> None:
+    screen = Heard()
+    told = """
+        import os, signal, sys
+        events = int(sys.argv[sys.argv.index("--events") + 1])
+        os.write(events, b'{"event": "stopping", "at_once": false}\\n')
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    run = Supervisor(job_that(tmp_path, told), screen, first_pause=0.01)
+    assert run.run() == 128 + signal.SIGKILL
+    assert screen.kinds() == ["starting", "stopping"]
+
+
+def test_a_run_that_waits_for_a_server_is_stopped_by_a_request(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path / "home", "it")
+    folder.open_lineage("4.2.1")
+    answers: list[Stopped] = []
+    ask = threading.Thread(
+        target=lambda: answers.append(stop(folder, timeout=60, tell=lambda _: None))
+    )
+
+    class Impatient(Heard):
+        def show(self, event: Event) -> None:
+            super().show(event)
+            if event["event"] == "restarting":
+                waits = lambda: list(folder.folder.glob("stop/*.lock"))  # noqa: E731
+                threading.Thread(target=lambda: (wait_for(waits), ask.start())).start()
+
+    screen = Impatient()
+    told = """
+        import os, signal, sys
+        events = int(sys.argv[sys.argv.index("--events") + 1])
+        os.write(events, b'{"event": "session", "job": "it"}\\n')
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    assert Supervisor(job_that(tmp_path, told), screen, first_pause=3600).run() == 0
+    assert screen.kinds() == ["starting", "session", "restarting", "stopping"]
+    ask.join(60)
+    assert answers == [Stopped(True, None, {})]
 
 
 def test_what_the_job_prints_is_kept_apart_from_events(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from onceflow.epoch import Declared
+from onceflow.declared import Declared
 from onceflow.errors import JobError, PublishFailed, SetupError
 from onceflow.flow import targets
 from onceflow.schema import parse_schema

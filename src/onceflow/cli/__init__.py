@@ -33,10 +33,20 @@ _COMMANDS = {
     "verify": "Break a job in every way we know, and count.",
     "status": "Where each query of a job stands.",
     "ledger": "What each target itself says is published.",
+    "stop": "Stop a job at an epoch's end, from another terminal or machine.",
+    "savepoint": "Name the state of a job: create, list, show, verify, delete.",
+    "restore": "Go on from a savepoint, in a new lineage.",
+    "rollback": "Go back to a retained epoch.",
+    "fork": "A second job from the same cut, with outputs of its own.",
+    "lineages": "The tree of a job's lineages: where each comes from, and why.",
+    "epoch": "One epoch in detail: what went in, what came out, and the decision.",
+    "state": "Spark's own state of a job, of any retained epoch.",
     "kafka": "What a job left open in a Kafka broker.",
     "log": "The embedded log: create, append, tail, info, trim.",
     "doctor": "Java, Spark, disk, clock, leftovers: what is wrong and what mends it.",
 }
+
+_MODULES = {"rollback": "restore"}  # command -> where it is, if not in a module of its name
 
 
 class _Lazy(click.Group):
@@ -48,7 +58,8 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"onceflow.cli.{name}").command
+        module = importlib.import_module(f"onceflow.cli.{_MODULES.get(name, name)}")
+        command: click.Command = getattr(module, name if name in _MODULES else "command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -17,7 +17,7 @@ _COLOURS = {"ok": "green", "warning": "yellow", "wrong": "red", "error": "red", 
 _AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))
 _ONE = {
     "rows": "row", "entries": "entry", "bytes": "byte", "epochs": "epoch", "lines": "line",
-    "files": "file", "commits": "commit", "partitions": "partition",
+    "files": "file", "commits": "commit", "partitions": "partition", "operators": "operator",
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from onceflow.runtime.supervisor import Supervisor
 @click.command("run")
 @click.argument("job", metavar="JOB.py[:name]")
 @home_option
+@click.option("--as", "fork", metavar="NAME", help="Run a fork of the job: see onceflow fork.")
 @click.option("--once", is_flag=True, help="Stop when the input is used up.")
 @click.option(
     "--master",
@@ -29,8 +30,8 @@ from onceflow.runtime.supervisor import Supervisor
 @click.option("--take-over", is_flag=True, help="End the driver that leads now, and replace it.")
 @json_option
 def command(  # noqa: PLR0917 - one parameter for each option
-    job: str, home: str, once: bool, master: str | None, every: str | None, take_over: bool,
-    as_json: bool,
+    job: str, home: str, fork: str | None, once: bool, master: str | None, every: str | None,
+    take_over: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Run a job. It is started again when it fails and that can help; SIGINT (Ctrl-C) and SIGTERM
     stop it at an epoch's end. Kill it as you like: the next run goes on exactly where it stood.
@@ -40,7 +41,8 @@ def command(  # noqa: PLR0917 - one parameter for each option
     which. --json writes one event a line.
     """
     arguments = [job]
-    for option, value in (("--home", home), ("--master", master), ("--every", every)):
+    named = (("--home", home), ("--as", fork), ("--master", master), ("--every", every))
+    for option, value in named:
         arguments += [f"{option}={value}"] if value is not None else []
     arguments += ["--once"] if once else []
     arguments += ["--take-over"] if take_over else []

@@ -63,6 +63,10 @@ class Plain:
                     click.echo(line)
             case "progress":
                 self._progress(event["queries"])
+            case "replaying":
+                if time.monotonic() - self._said >= _NEWS_EVERY or event["epoch"] == event["last"]:
+                    self._said = time.monotonic()
+                    click.echo(replaying(event))
             case "stopping":
                 when = "when the running epoch is finished (Ctrl-C again: at once; nothing is lost)"
                 click.echo(f"stopping {'at once' if event['at_once'] else when}")
@@ -121,6 +125,8 @@ class Terminal(Plain):
             case "started":
                 super().show(event)
                 self._begin("")
+            case "replaying":
+                self._doing = replaying(event)
             case "restarting" | "error" | "ended":
                 self._begin("")
                 super().show(event)
@@ -169,6 +175,13 @@ def started(event: Event) -> list[str]:
             for output, what in query["outputs"].items()
         ]
     return lines
+
+
+def replaying(event: Event) -> str:
+    return (
+        f"{event['query']}: epoch {event['epoch']:,} of {event['last']:,} is run again; "
+        "what was published stays as it is"
+    )
 
 
 def _until(event: Event) -> str:

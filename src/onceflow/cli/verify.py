@@ -38,7 +38,13 @@ _LONG = 300
 )
 @click.option("--part", metavar="K/N", default="1/1", help="Of the schedule only every Nth case.")
 @click.option("--duration", metavar="TIME", help='No fault strikes later, such as "10 min".')
-@click.option("--fault", "kinds", metavar="KIND", multiple=True, help="Only faults of this kind.")
+@click.option(
+    "--fault",
+    "kinds",
+    metavar="KIND",
+    multiple=True,
+    help="Only faults of this kind; snapshots: savepoint, rollback, restore and fork.",
+)
 @click.option("--at", "points", metavar="POINT", multiple=True, help="Only at this fault point.")
 @click.option("--jobs", metavar="NAMES", default="", help="Only these built-in jobs: echo,sum.")
 @click.option(
@@ -128,15 +134,18 @@ def _settings(  # noqa: PLR0917 - one parameter for each option
 ) -> Settings:  # fmt: skip
     from onceflow.job import milliseconds
     from onceflow.testing.faults import POINTS, SERVICES
+    from onceflow.testing.faults import SNAPSHOTS as STEPS
     from onceflow.verify.jobs import JOBS, SERVER_SINKS, SINKS, cases
     from onceflow.verify.runner import Settings
-    from onceflow.verify.schedule import KINDS
+    from onceflow.verify.schedule import KINDS, SNAPSHOTS
 
     seconds = None if duration is None else milliseconds(duration) / 1000
     faults = faults or (_FAULTS if seconds is None else max(1, round(seconds)))
     names, places = _names(jobs), _names(sinks)
-    _refuse_unknown("--fault", kinds, list(KINDS))
-    _refuse_unknown("--at", points, [*POINTS, *SERVICES])
+    _refuse_unknown("--fault", kinds, [*KINDS, "snapshots"])
+    _refuse_unknown("--at", points, [*POINTS, *SERVICES, *STEPS])
+    if "snapshots" in kinds:
+        kinds = (*(kind for kind in kinds if kind != "snapshots"), *SNAPSHOTS)
     _refuse_unknown("--jobs", names, list(JOBS))
     _refuse_unknown("--sinks", places, [*SINKS, *SERVER_SINKS])
     if job is not None and (names or places or guarantee):

@@ -199,26 +199,11 @@ def take_back(
 
     def make() -> Commit | None:
         ledger = log.view.ledger(output)
-        at = ledger.position
-        if at is not None and at.lineage == to.lineage:
+        if ledger.position is not None and ledger.position.lineage == to.lineage:
             return None  # done before; it may have published more since
         if ledger.term > term:
             raise Fenced(f"{log} has seen term {ledger.term}, this driver has term {term}")
-        ahead = at is None or (at.lineage == cut.lineage and at.epoch < cut.epoch)
-        if ahead and cut.epoch >= 0:
-            raise TargetBehind(
-                f"{log} has published {'nothing' if at is None else f'up to epoch {at.epoch}'} of "
-                f"{output}, so it cannot go back to epoch {cut.epoch}",
-                hint="bring back the log as it was (its newest copy)",
-            )
-        later = at is not None and at.lineage != cut.lineage
-        after, kept = _split(log, output, cut, later=later)
-        if any(map(log.view.has_dropped, kept)):
-            raise TargetBehind(
-                f"{log} has taken back epochs up to {cut.epoch} of {output} before, so it cannot "
-                "go back to there",
-                hint="go back to an epoch whose rows are there, or bring back an older copy",
-            )
+        after = published_after(log, output, cut)
         gone[:] = [s for s in after if not log.view.has_dropped(s)]
         left = [s for s in gone if s.end > log.view.cleaned[s.partition]]
         return {
@@ -232,6 +217,27 @@ def take_back(
     reach("drop.committed")
     remove_dropped(log.refresh())
     return 0 if done is None else sum(segment.rows for segment in gone)
+
+
+def published_after(log: EmbeddedLog, output: str, cut: Position) -> list[Segment]:
+    """What `output` published after the cut; `TargetBehind` if it cannot go back to there."""
+    at = log.view.ledger(output).position
+    ahead = at is None or (at.lineage == cut.lineage and at.epoch < cut.epoch)
+    if ahead and cut.epoch >= 0:
+        raise TargetBehind(
+            f"{log} has published {'nothing' if at is None else f'up to epoch {at.epoch}'} of "
+            f"{output}, so it cannot go back to epoch {cut.epoch}",
+            hint="bring back the log as it was (its newest copy)",
+        )
+    later = at is not None and at.lineage != cut.lineage
+    after, kept = _split(log, output, cut, later=later)
+    if any(map(log.view.has_dropped, kept)):
+        raise TargetBehind(
+            f"{log} has taken back epochs up to {cut.epoch} of {output} before, so it cannot "
+            "go back to there",
+            hint="go back to an epoch whose rows are there, or bring back an older copy",
+        )
+    return after
 
 
 def remove_dropped(log: EmbeddedLog) -> None:

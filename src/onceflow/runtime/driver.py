@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from onceflow import spark_inside
+from onceflow.epoch import Again, Stopping
 from onceflow.errors import DiskFull, JobError, SetupError
 from onceflow.handle import Handle, start
 from onceflow.home import JobFolder
@@ -62,6 +63,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("job")
     parser.add_argument("--home", required=True)
     parser.add_argument("--events", type=int, required=True)
+    parser.add_argument("--as", dest="fork")
     parser.add_argument("--master")
     parser.add_argument("--every")
     parser.add_argument("--once", action="store_true")
@@ -116,10 +118,11 @@ def _run(options: argparse.Namespace, tell: Tell, stop: Stop, life: _Life) -> No
     home = Path(os.path.abspath(options.home))
     refuse_home(home)
     if job is not None and not options.take_over:
-        _refuse_if_led(JobFolder(home, job.name))
+        _refuse_if_led(JobFolder(home, options.fork or job.name))
     file = options.job.partition(":")[0]
     find_by_workers(file)
-    life.log = (home / job.name if job is not None else home) / "spark.log"
+    name = options.fork or (job.name if job is not None else "")
+    life.log = home / name / "spark.log"
     spark = get_session(options.master, log=life.log)
     life.jvm = spark_inside.jvm_process()
     spark.conf.set(*REPORTS_KEPT)
@@ -128,18 +131,37 @@ def _run(options: argparse.Namespace, tell: Tell, stop: Stop, life: _Life) -> No
     tell("session", job=job.name, spark=spark.version, master=spark.sparkContext.master,
          log=str(life.log))  # fmt: skip
     stop.listen()
-    handle = start(
-        job, home=home, spark=spark, once=options.once, every=options.every,
-        take_over=options.take_over,
-    )  # fmt: skip
+
+    def replaying(query: str, again: Again) -> None:
+        tell("replaying", query=query, epoch=again.epoch, last=again.last)
+        if stop.is_set():
+            raise Stopping
+
+    try:
+        handle = start(
+            job, home=home, spark=spark, once=options.once, every=options.every,
+            take_over=options.take_over, fork=options.fork, replaying=replaying,
+        )  # fmt: skip
+    except Stopping:
+        if not stop.is_set():
+            tell("stopping", at_once=False)
+        tell("ended", queries=[])
+        return
     _tell_started(handle, tell)
     life.meter = ProgressMeter(handle)
     _follow(handle, life.meter, tell, stop)
 
 
 def _follow(handle: Handle, meter: ProgressMeter, tell: Tell, stop: Stop) -> None:
-    turns = 0
-    while not handle.wait(_POLL):
+    turns, told = 0, False
+    while True:
+        try:
+            if handle.wait(_POLL):
+                break
+        finally:  # also if it fails now: it is not to be started again
+            if handle.asked and not told:
+                told = True
+                tell("stopping", at_once=False)
         meter.count()
         if stop.is_set():
             handle.stop(timeout=None)

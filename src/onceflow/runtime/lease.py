@@ -56,6 +56,11 @@ class Lease:
         self._fd: int | None = None
         self._known: Holder | None = None
 
+    @property
+    def lock(self) -> str:
+        """The name of our lock, which no other start has: see `Holder.lock`."""
+        return self._lock
+
     def acquire(self, *, take_over: bool = False) -> None:
         """Refuse while another driver leads; or end it, if that was asked for."""
         make_dirs(self.folder)

@@ -17,10 +17,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 from onceflow.home import now
 from onceflow.runtime.complaint import RETRY, death
+from onceflow.runtime.stopping import Waiting
 
 Event = dict[str, Any]
 
@@ -55,6 +57,7 @@ class Supervisor:
         self._first_pause = first_pause  # seconds; each further one is twice as long
         self._screen: Screen | None = screen
         self._driver: _Driver | None = None
+        self._job: Path | None = None  # its folder, when its driver has named it
         self._stopping = threading.Event()
         self._asked_to_stop = self._told_stopping = 0  # times
 
@@ -92,9 +95,22 @@ class Supervisor:
             pause = self._first_pause if healthy or not pause else min(_LONGEST_PAUSE, 2.0 * pause)
             seconds = 0.0 if healthy else pause
             self._tell({**error, "event": "restarting", "in_s": seconds, "away": away})
-            if self._stopping.wait(seconds):
+            if self._asked_within(seconds):
                 self._tell_stopping()
                 return 0
+
+    def _asked_within(self, seconds: float) -> bool:
+        """Wait before the next start. True: somebody wants it to stop, by a signal or otherwise."""
+        if self._job is None or not seconds:
+            return self._stopping.wait(seconds)
+        waiting, deadline = Waiting(self._job), time.monotonic() + seconds
+        while not waiting.heard() and time.monotonic() < deadline:
+            if self._stopping.wait(min(_TICK, max(0.0, deadline - time.monotonic()))):
+                break
+        if waiting.close():
+            self._stopping.set()
+            self._asked_to_stop += 1
+        return self._stopping.is_set()
 
     def _one_life(self) -> tuple[int, Event | None, bool]:
         """Follow a driver from start to end: exit code, error, whether it came to anything."""
@@ -108,10 +124,15 @@ class Supervisor:
             match event:
                 case None:
                     self._tick()
+                case {"event": "stopping"}:  # by `onceflow stop`: it is not started again
+                    self._stopping.set()
+                    self._tell(event)
                 case {"event": "error"}:
                     error, epochs = event, max(epochs, event.pop("epochs", 0))
                 case _:
                     epochs = max(epochs, sum(q["epochs"] for q in _queries(event)))
+                    if event["event"] == "session":
+                        self._job = _home(self._arguments) / event["job"]
                     if event["event"] == "started":
                         started = time.monotonic()
                         # Taken over once; from now on we defend it.
@@ -231,6 +252,11 @@ class _Driver:
         for pipe in (self._process.stdout, self._process.stdin):
             if pipe is not None:
                 pipe.close()
+
+
+def _home(arguments: list[str]) -> Path:
+    found = next(a for a in arguments if a.startswith("--home="))
+    return Path(os.path.abspath(found.removeprefix("--home=")))
 
 
 def _queries(event: Event) -> list[Event]:

@@ -30,6 +30,7 @@ from onceflow.spark_inside.query import (
     jvm_process,
     keep_no_checksums,
     keep_quiet,
+    no_state_snapshots,
     register_data_source,
 )
 from onceflow.spark_inside.source_log import COMPACT_INTERVAL, SourceEntries
@@ -52,6 +53,7 @@ __all__ = [
     "jvm_process",
     "keep_no_checksums",
     "keep_quiet",
+    "no_state_snapshots",
     "offset_after",
     "parse_offsets",
     "register_data_source",

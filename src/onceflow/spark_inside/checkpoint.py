@@ -20,9 +20,8 @@ from onceflow.spark_inside.source_log import (
     numbers_in,
     remove,
 )
+from onceflow.spark_inside.state_files import PARTS, stores_of
 from onceflow.storage import replace_file
-
-_PARTS = ("SSTs", "logs")  # what snapshots of a store consist of, beside their `.zip`
 
 
 def parse_offsets(text: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -154,7 +153,7 @@ class Checkpoint:
             known = self._durable.get(store, set())
             there = {store / name for name in names_in(store) if ".zip" in name}
             if there - known:
-                there |= {store / of / name for of in _PARTS for name in names_in(store / of)}
+                there |= {store / of / name for of in PARTS for name in names_in(store / of)}
                 found += sorted(there - known)
                 self._durable[store] = there
         return found
@@ -232,10 +231,5 @@ class Checkpoint:
 
     def _stores_of(self, partition: Path) -> list[Path]:
         if partition not in self._stores:
-            folders = [
-                partition / name
-                for name in names_in(partition)
-                if name not in ("_metadata", *_PARTS) and (partition / name).is_dir()
-            ]
-            self._stores[partition] = folders or [partition]
+            self._stores[partition] = stores_of(partition)
         return self._stores[partition]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -171,9 +172,26 @@ class RunningQuery:
         operators = [] if report is None else report.stateOperators()
         return Load(plan.input(), sum(int(operator.numRowsTotal()) for operator in operators))
 
+    def report(self, epoch: int) -> dict[str, Any] | None:
+        """Spark's own report on an epoch that it has finished, if it still has it."""
+        reports = self._query.recentProgress()
+        for number in range(len(reports) - 1, -1, -1):
+            if reports[number].batchId() < epoch:
+                break
+            if reports[number].batchId() == epoch:
+                found: dict[str, Any] = json.loads(reports[number].json())
+                if "addBatch" in found["durationMs"]:  # else it had nothing to do yet
+                    return found
+        return None
+
     def write_parquet(self, root: Path, options: Mapping[str, str]) -> None:
         """The one action over this epoch: its rows into files under the new folder `root`."""
         writing.write_parquet(self._jvm, self._query.lastExecution(), str(root), options)
+
+    def observed(self, name: str) -> Any:
+        """The first value of what the plan observes by that name, after the action."""
+        found = self._query.lastExecution().observedMetrics().get(name)
+        return found.get().get(0) if found.isDefined() else None
 
     def next_watermark(self) -> int:
         """Milliseconds. Spark does the same after the epoch; doing it twice changes nothing."""
@@ -233,6 +251,18 @@ def jvm_process() -> int | None:
 
     process = getattr(SparkContext._gateway, "proc", None)
     return None if process is None else int(process.pid)
+
+
+@contextlib.contextmanager
+def no_state_snapshots(spark: Any) -> Iterator[None]:
+    """Spark writes them behind the epochs, also into a folder that was removed meanwhile."""
+    name = "spark.sql.streaming.stateStore.minDeltasForSnapshot"
+    before = spark.conf.get(name)
+    spark.conf.set(name, "1000000")
+    try:
+        yield
+    finally:
+        spark.conf.set(name, before)
 
 
 def keep_no_checksums(spark: Any) -> None:

@@ -39,6 +39,28 @@ class SourceLog:
             hint="start the job again: it is planned anew",
         )
 
+    def up_to(self, last: int) -> list[str]:
+        """All entries 0 to `last`, verbatim; `CheckpointRefused` if one is missing."""
+        compacts = [number_of(n) for n in names_in(self.folder) if n.endswith(".compact")]
+        later = min((n for n in compacts if n >= last), default=None)
+        if later is not None:
+            lines = [line for line in self._lines(f"{later}.compact") if _batch(line) <= last]
+        else:
+            newest = max(compacts, default=-1)
+            lines = self._lines(f"{newest}.compact") if newest >= 0 else []
+            for number in range(newest + 1, last + 1):
+                lines += self.entry(number)
+        return lines
+
+    def write_anew(self, lines: list[str], interval: int = 10) -> None:
+        """A log that says just this, where there was none."""
+        wanted: dict[int, list[str]] = {}
+        for line in lines:
+            wanted.setdefault(_batch(line), []).append(line)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if wanted:
+            self.restore(wanted, max(wanted), interval, lambda: None)
+
     def holders(self, number: int) -> list[Path]:
         names = (str(number), f"{number}.compact")
         return [self.folder / name for name in names if (self.folder / name).exists()]
@@ -118,6 +140,11 @@ class SourceLog:
 
 def _batch(line: str) -> int:
     return int(json.loads(line)["batchId"])
+
+
+def batches_in(lines: list[str]) -> set[int]:
+    """Which entries of a log these lines are of."""
+    return {_batch(line) for line in lines}
 
 
 def names_in(folder: Path) -> list[str]:

@@ -1,0 +1,52 @@
+"""Spark's files follow the epoch log."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from onceflow.epoch_log import Decision, EpochLog
+from onceflow.spark_inside import COMPACT_INTERVAL, Checkpoint, SourceEntries, advance_watermark
+
+
+class Agreement:
+    """Spark's checkpoint of one query, made to say what the decisions say."""
+
+    def __init__(self, checkpoint: Checkpoint, log: EpochLog, compact_interval: str) -> None:
+        self._checkpoint, self._log = checkpoint, log
+        self._compact_interval = int(compact_interval)
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, log: EpochLog, spark: Any) -> Agreement:
+        return cls(checkpoint, log, spark.conf.get(COMPACT_INTERVAL, "10"))
+
+    def make(self) -> None:
+        """What is decided is committed, the rest is gone."""
+        decisions, last = self._log.decisions, self._log.last
+        self._set_sources([d.sources for d in decisions], {} if last is None else last.end)
+        if last is None:
+            self._checkpoint.begin_anew(self._log.check)
+        else:
+            self._checkpoint.state_files(last.epoch, last.state)  # refuses if one is missing
+            for decision in decisions[-2:]:
+                self._checkpoint.set_offsets(decision.epoch, decision.offsets)
+            self._checkpoint.set_commit(last.epoch, last.watermark, last.state)
+        self._checkpoint.drop_offsets_above(-1 if last is None else last.epoch)
+
+    def put_in(self, wanted: Decision) -> None:
+        """The next epoch, with the boundaries that it had in the lineage before."""
+        entries = [*(decision.sources for decision in self._log.decisions), wanted.sources]
+        self._set_sources(entries, wanted.end)
+        self._checkpoint.set_offsets(wanted.epoch, wanted.offsets)
+
+    def put_in_no_data(self) -> None:
+        """The epoch without data that is due if the watermark moved in the last one."""
+        last = self._log.last
+        if last is None or not last.state:
+            return
+        due = advance_watermark(last.offsets, last.watermark, int(time.time() * 1000))
+        if due is not None:
+            self._checkpoint.set_offsets(last.epoch + 1, due)
+
+    def _set_sources(self, entries: list[SourceEntries], end: dict[str, Any]) -> None:
+        self._checkpoint.set_sources(entries, end, self._compact_interval, self._log.check)

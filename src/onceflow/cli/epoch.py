@@ -1,0 +1,148 @@
+"""`onceflow epoch`"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from onceflow.cli.output import home_option, json_option, number, show, table
+from onceflow.cli.status import chosen
+from onceflow.home import JobFolder
+from onceflow.job import load
+from onceflow.session import get_session
+from onceflow.snapshots.lineages import find
+from onceflow.snapshots.look import look
+
+_LONGEST = 100
+_SAME = {"same": True}
+
+
+@click.group("epoch")
+def command() -> None:
+    """One epoch of a job in detail."""
+
+
+@command.command("show")
+@click.argument("job")
+@click.argument("epoch", type=click.IntRange(min=0))
+@click.option("--query", metavar="NAME", help="Only this query; else each that has the epoch.")
+@click.option(
+    "--lineage",
+    metavar="ID",
+    help="The lineage that decided it, by the first characters of its id; else the current one, "
+    "or the one that it came from.",
+)
+@click.option(
+    "--rerun",
+    metavar="JOB.py[:name]",
+    help="Run the epoch again with this code, on a fork that nobody sees, and compare its rows "
+    "with what they were. Starts Spark. Exit code 9: they are not the same.",
+)
+@home_option
+@json_option
+def show_(
+    job: str, epoch: int, *, query: str | None, lineage: str | None, rerun: str | None, home: str,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """What went into an epoch and what came out, its state and watermark, the decision, and how
+    long each step took. Of any retained epoch, also while the job runs.
+
+    Times and rows in are not known of epochs that a crash interrupted.
+    """
+    folder = chosen(home, job)[0]
+    found = look(folder, epoch, query=query, lineage=lineage and find(folder, lineage))
+    if rerun is not None:
+        again = _rerun(folder, rerun, found, as_json=as_json)
+        found = [{**told, "rerun": again[told["query"]]} for told in found]
+    show(found, as_json=as_json, text=lambda told: "\n\n".join(map(_text, told)))
+    sys.exit(0 if all(told.get("rerun", _SAME)["same"] for told in found) else 9)
+
+
+def _rerun(
+    folder: JobFolder, spec: str, found: list[dict[str, Any]], *, as_json: bool
+) -> dict[str, dict[str, Any]]:
+    from onceflow.rerun import rerun
+    from onceflow.runtime.driver import find_by_workers, send_to_workers
+
+    if not as_json:
+        click.echo("starting Spark to run the epoch again …", err=True)
+    file = spec.partition(":")[0]
+    find_by_workers(file)
+    spark = get_session(log=folder.folder / "spark.log")
+    job = load(spec)
+    send_to_workers(file)
+    return {
+        told["query"]: rerun(job, folder, told["epoch"], query=told["query"], spark=spark)
+        for told in found
+    }
+
+
+def _text(told: dict[str, Any]) -> str:
+    decision = told["decision"]
+    lines = [
+        f"epoch {told['epoch']:,} of {told['job']}/{told['query']}, lineage {told['lineage'][:8]}",
+        f"decided {decision['at']} in term {decision['term']} ({decision['nonce'][:8]})",
+        "",
+        table(["source", "from", "to", "files"], [
+            [part["source"], _offset(part["start"]), _offset(part["end"]),
+             "-" if part["files"] is None else number(part["files"], "files")]
+            for part in told["input"]
+        ]),
+        f"rows in: {_known(told['rows_in'], 'rows')}",
+        "",
+        table(["output", "rows", "files", "size", "mode", "guarantee"], [
+            [part["output"], number(part["rows"], "rows"), number(part["files"], "files"),
+             number(part["bytes"], "bytes"), part["mode"], part["guarantee"]]
+            for part in told["outputs"]
+        ]),
+    ]  # fmt: skip
+    if told["state"]:
+        rows = [
+            [str(part["operator"]), part["kind"] or "-", number(part["partitions"], "partitions"),
+             part["ids"][0][0][:8] if part["ids"] and part["ids"][0] else "-"]
+            for part in told["state"]
+        ]  # fmt: skip
+        lines += ["", table(["operator", "kind", "partitions", "first id"], rows)]
+        lines.append(f"rows of state: {_known(told['state_rows'], 'rows')}")
+    if told["watermark_ms"] is not None:
+        lines += ["", f"watermark of the next epoch: {_time(told['watermark_ms'])}"]
+    took = "not known"
+    if told["ms"]:
+        took = ", ".join(f"{step} {ms:,.0f} ms" for step, ms in told["ms"].items())
+    lines += ["", f"time by step: {took}"]
+    if "rerun" in told:
+        lines += ["", _again(told["rerun"])]
+    return "\n".join(lines)
+
+
+def _again(told: dict[str, Any]) -> str:
+    rows, by = told["rows"], f"compared by {told['compared_by']}"
+    if told["same"]:
+        return f"run again: the same {number(rows['now'], 'rows')}, {by}"
+    text = f"run again: NOT the same, {by}: {rows['then']:,} rows then, {rows['now']:,} now"
+    if told["columns"]:
+        return f"{text}\n  run twice more, these columns differ: {', '.join(told['columns'])}"
+    if told["columns"] is None:
+        return text
+    return f"{text}\n  run twice, it gives the same rows: code or input have changed since"
+
+
+def _known(value: int | None, unit: str) -> str:
+    return "not known" if value is None else number(value, unit)
+
+
+def _offset(offset: Any) -> str:
+    text = "the beginning" if offset is None else json.dumps(offset, separators=(",", ":"))
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
+
+
+def _time(milliseconds: int) -> str:
+    try:
+        at = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (ValueError, OverflowError, OSError):  # Spark knows years that Python does not
+        return f"{milliseconds} ms"
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,109 @@
+"""`onceflow fork`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onceflow.cli.output import home_option, json_option, show, table
+from onceflow.cli.restore import plan_option, who
+from onceflow.cli.status import chosen
+from onceflow.errors import CheckpointRefused, JobError
+from onceflow.home import JobFolder
+from onceflow.snapshots.cuts import Cut, cut_of
+from onceflow.snapshots.fork import Fork
+from onceflow.snapshots.history import History
+from onceflow.snapshots.savepoints import Savepoints
+
+_TRIES = 5
+
+
+@click.command("fork")
+@click.argument("job")
+@click.option("--as", "name", metavar="NEW", required=True, help="What to call the fork.")
+@click.option(
+    "--from",
+    "savepoint",
+    metavar="SAVEPOINT",
+    help="The savepoint that it begins with; else where the job stands now.",
+)
+@click.option(
+    "--outputs",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Where outputs go that are files: DIR/QUERY/OUTPUT.",
+)
+@click.option(
+    "--output",
+    "named",
+    metavar="QUERY/OUTPUT=NAME",
+    multiple=True,
+    help="The path, table or topic of one output. Needed for those in servers.",
+)
+@plan_option
+@home_option
+@json_option
+def command(job: str, *, name: str, home: str, **options: Any) -> None:
+    """A second job from the same cut, with outputs of its own: to try new code on real state, or
+    to look closely. The first job may run; neither it nor its targets are touched.
+
+    Run it with: onceflow run JOB.py --as NEW
+    """
+    parent = chosen(home, job)[0]
+    named = dict(_pair(text) for text in options["named"])
+    for last in (False,) * (_TRIES - 1) + (True,):
+        try:
+            fork, reason = _fork(parent, JobFolder(home, name), options["savepoint"])
+            moves = fork.plan(options["outputs"], named)
+            lineage = None
+            if not options["only_plan"]:
+                lineage = fork.run(moves, reason, {"who": who()})
+            break
+        except (FileNotFoundError, CheckpointRefused):  # Spark removed it before it was copied
+            if last or options["savepoint"]:
+                raise
+    told = {
+        "job": name, "of": job, "lineage": lineage, "outputs": [vars(move) for move in moves],
+    }  # fmt: skip
+    show(told, as_json=options["as_json"], text=_text)
+
+
+def _fork(parent: JobFolder, folder: JobFolder, savepoint: str | None) -> tuple[Fork, str]:
+    if savepoint is None:
+        cuts: dict[str, tuple[str, Cut]] = {}
+        for query in parent.queries():
+            cut = cut_of(query)
+            if cut is not None:
+                cuts[query.name] = (query.lineage, cut)
+        reason, starts = f"fork of {parent.name}", parent.starts()
+    else:
+        found = Savepoints(parent).find(savepoint)
+        found.verify()
+        cuts, starts = found.cuts(), found.body["starts"]
+        reason = f"fork of {parent.name} at {found.name}"
+    if not cuts:
+        raise JobError(f"job {parent.name} has not decided an epoch yet", hint="let it run first")
+    lineage = parent.lineage()
+    assert lineage is not None
+    targets = {query: History(parent, query, lineage).targets() for query in cuts}
+    return Fork(parent.name, cuts, targets, starts, folder), reason
+
+
+def _pair(text: str) -> tuple[str, str]:
+    output, equals, name = text.partition("=")
+    if not equals or not name or "/" not in output:
+        raise JobError(
+            f"--output {text!r} is not of the form QUERY/OUTPUT=NAME",
+            hint="for instance --output orders/valid=orders_whatif",
+        )
+    return output, name
+
+
+def _text(told: dict[str, Any]) -> str:
+    rows = [[f"{m['query']}/{m['output']}", m["of"], m["to"]] for m in told["outputs"]]
+    lines = table(["output", f"of {told['of']}", f"of {told['job']}"], rows)
+    if told["lineage"] is None:
+        return f"{lines}\nnothing was changed"
+    return f"{lines}\nrun it: onceflow run JOB.py --as {told['job']}"

@@ -1,0 +1,72 @@
+"""`onceflow lineages`"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from onceflow.cli.output import home_option, json_option, show
+from onceflow.cli.status import chosen
+from onceflow.snapshots.lineages import lineages
+
+Told = dict[str, Any]
+
+
+@click.command("lineages")
+@click.argument("job")
+@home_option
+@json_option
+def command(job: str, home: str, as_json: bool) -> None:
+    """The lineages of a job as a tree: each restore, rollback or fork opens one, which goes on from
+    a cut of its parent. Shows why, by whom and when, the epochs that were decided in it, and the
+    savepoints that were taken in it.
+    """
+    show(lineages(chosen(home, job)[0]), as_json=as_json, text=lambda found: _text(job, found))
+
+
+def _text(job: str, found: list[Told]) -> str:
+    if not found:
+        return f"{job} has not started yet"
+    known = {told["lineage"] for told in found}
+    roots = [told for told in found if told["parent"] not in known]
+    return "\n".join([job, *_branches(roots, found, "")])
+
+
+def _branches(siblings: list[Told], all_: list[Told], indent: str) -> Iterator[str]:
+    for told in siblings:
+        last = told is siblings[-1]
+        children = [child for child in all_ if child["parent"] == told["lineage"]]
+        below = indent + ("   " if last else "│  ")
+        yield f"{indent}{'└─' if last else '├─'} {_head(told)}"
+        for line in _facts(told):
+            yield f"{below}{'│' if children else ' '}  {line}"
+        yield from _branches(children, all_, below)
+
+
+def _head(told: Told) -> str:
+    came = ""
+    if told["from"]:
+        epochs = sorted(set(told["from"].values()))
+        which = ", ".join(f"{query} {epoch:,}" for query, epoch in told["from"].items())
+        of = f" of {told['parent'][:8]}"
+        came = f", from epoch {epochs[0]:,}{of}" if len(epochs) == 1 else f", from {which}{of}"
+    current = " (current)" if told["current"] else ""
+    return f"{told['lineage'][:8]}{current}  {told['reason']}{came}"
+
+
+def _facts(told: Told) -> Iterator[str]:
+    who = f" by {told['who']}" if told["who"] else ""
+    code = f", code {str(told['code'])[:12]}" if told["code"] else ""
+    yield f"{told['at']}{who}{code}"
+    for query, epochs in told["queries"].items():
+        if epochs is None:
+            yield f"{query}: nothing decided yet"
+        elif epochs["first"] == epochs["last"]:
+            yield f"{query}: epoch {epochs['last']:,}"
+        else:
+            yield f"{query}: epochs {epochs['first']:,} to {epochs['last']:,}"
+    for savepoint in told["savepoints"]:
+        which = ", ".join(f"{query} {epoch:,}" for query, epoch in savepoint["epochs"].items())
+        yield f"savepoint {savepoint['name']} (after {which})"

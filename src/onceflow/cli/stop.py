@@ -1,0 +1,94 @@
+"""`onceflow stop`"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from onceflow.cli.output import home_option, json_option, show
+from onceflow.cli.status import chosen
+from onceflow.errors import JobError, NotStopped
+from onceflow.names import check_name
+from onceflow.runtime.stopping import Stopped, stop
+from onceflow.snapshots.savepoint import Savepoint
+from onceflow.snapshots.savepoints import Savepoints
+
+_TIMEOUT = 300.0
+
+
+@click.command("stop")
+@click.argument("job")
+@click.option(
+    "--savepoint",
+    metavar="[NAME]",
+    is_flag=False,
+    flag_value="",
+    help="When it has stopped, make a savepoint of the epochs that it ended with. No NAME: the "
+    "time is its name.",
+)
+@click.option(
+    "--timeout",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    default=_TIMEOUT,
+    show_default=True,
+    help="How long to wait. Then the exit code is 75, and the job still stops when its epoch ends.",
+)
+@home_option
+@json_option
+def command(job: str, savepoint: str | None, timeout: float, home: str, as_json: bool) -> None:
+    """Let a running job finish its epoch and stop, and wait for that; its `onceflow run` ends with
+    exit code 0. Works from any machine that has the home. A job that does not run is left alone.
+    """
+    stop_job(job, home=home, savepoint=savepoint, timeout=timeout, as_json=as_json)
+
+
+def stop_job(
+    job: str, *, home: str, savepoint: str | None, timeout: float = _TIMEOUT, as_json: bool
+) -> None:
+    """`savepoint`: its name, "" for a name of the time, None for none."""
+    folder = chosen(home, job)[0]
+    savepoints = Savepoints(folder)
+    if savepoint and check_name("savepoint", savepoint) in savepoints.names():
+        raise JobError(f"there is a savepoint {savepoint!r} already", hint="choose another name")
+    began = time.monotonic()
+    tell = lambda text: None if as_json else click.echo(text, err=True)  # noqa: E731
+    done = stop(folder, timeout=timeout, tell=tell)
+    answer: dict[str, Any] = {
+        "job": job, "state": "stopped", "was_running": done.ran,
+        "process": None, "queries": done.queries, "seconds": round(time.monotonic() - began, 1),
+        "savepoint": None,
+    }  # fmt: skip
+    if done.holder is not None:
+        answer["process"] = {"pid": done.holder.pid, "host": done.holder.host}
+    if savepoint is not None:
+        made = _make(savepoints, savepoint, done)
+        answer["savepoint"] = {"name": made.name, "path": str(made.folder), "bytes": made.bytes}
+    show(answer, as_json=as_json, text=_text)
+
+
+def _make(savepoints: Savepoints, name: str, done: Stopped) -> Savepoint:
+    made = savepoints.create(name or None, {})
+    epochs = {query: held["epoch"] for query, held in made.body["queries"].items()}
+    if epochs != {query: epoch for query, epoch in done.queries.items() if epoch is not None}:
+        savepoints.delete(made.name)
+        raise NotStopped(
+            "the job has been started again since it stopped, so no savepoint was made",
+            hint="stop it again, or make a savepoint while it runs: onceflow savepoint create",
+        )
+    return made
+
+
+def _text(answer: dict[str, Any]) -> str:
+    at = ", ".join(
+        f"{name} after {'nothing' if epoch is None else f'epoch {epoch:,}'}"
+        for name, epoch in answer["queries"].items()
+    )
+    how = "stopped" if answer["was_running"] else "was not running"
+    took = f" ({answer['seconds']} s)" if answer["was_running"] else ""
+    lines = [f"{answer['job']} {how}{': ' + at if at else ''}{took}"]
+    if answer["savepoint"]:
+        lines.append(f"savepoint {answer['savepoint']['name']}: {answer['savepoint']['path']}")
+    return "\n".join(lines)

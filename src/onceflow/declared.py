@@ -1,0 +1,53 @@
+"""What an author declares of a query."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from onceflow import __version__
+from onceflow.home import now
+from onceflow.ledger import Guarantee
+from onceflow.runtime.lease import host_name
+from onceflow.sinks.base import Sink
+from onceflow.sources.base import Source
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A query as its author declared it."""
+
+    df: Any
+    outputs: Mapping[str, Sink]
+    mode: str = "append"
+    by: str | None = None
+    on_bad: str | None = None  # the output of rows that their own cannot take
+    keep_epochs: int = 100
+    guarantees: Mapping[str, Guarantee] = field(default_factory=dict)  # of outputs with another
+    sources: Mapping[str, Source] = field(default_factory=dict)  # of the job, as far as known
+    digests: bool = True  # is one taken of each epoch's rows?
+    looks_only: bool = False  # no source hears of it
+    code: str | None = None  # fingerprint of what the author of the job wrote
+
+    def guarantee(self, output: str) -> Guarantee:
+        return self.guarantees.get(output, Guarantee.EXACTLY_ONCE)
+
+    def facts(self, leader: Mapping[str, Any] | None) -> dict[str, Any]:
+        """What the fence of a start says of it. `leader`: what that of the last start said."""
+        former = {**(leader or {}).get("former", {}), **(leader or {}).get("outputs", {})}
+        return {
+            "at": now(),
+            "holder": {"pid": os.getpid(), "host": host_name()},
+            "onceflow": __version__,
+            "spark": self.df.sparkSession.version,
+            "code": self.code,
+            "mode": self.mode,
+            # Outputs that drivers before had; a restore must know where their rows are.
+            "former": {name: of for name, of in former.items() if name not in self.outputs},
+            "outputs": {
+                name: {"guarantee": self.guarantee(name), **sink.target()}
+                for name, sink in self.outputs.items()
+            },
+        }

@@ -1,0 +1,163 @@
+"""Run an epoch of a job again, on a fork that nobody sees, and compare its rows with the old ones.
+
+The same: the query is deterministic, as far as this epoch tells, and `--published skip` would pass
+it. Not the same: it is run once more; columns in which the two runs differ are not deterministic,
+and if there are none, code or input have changed since the epoch was decided.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onceflow.epoch_log import Decision
+from onceflow.errors import JobError
+from onceflow.flow import Flow
+from onceflow.handle import run_again
+from onceflow.home import JobFolder, Query
+from onceflow.job import Job
+from onceflow.ledger import Ledger, Outcome, Publication
+from onceflow.lineage import Origin
+from onceflow.sinks.base import Sink
+from onceflow.snapshots.cuts import Cut, cut_of
+from onceflow.snapshots.look import not_retained, where_decided
+from onceflow.snapshots.new_job import make_job
+from onceflow.spark_inside import no_state_snapshots
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_COMPARED = 1_000_000  # rows; more are not compared column by column
+
+
+@dataclass(frozen=True)
+class Again:
+    """What became of an epoch that was run again."""
+
+    rows: int
+    digest: int | None
+    folder: Path  # its rows, as Parquet files
+
+
+@dataclass(frozen=True)
+class _Begins:
+    """What an epoch begins with."""
+
+    job: Job
+    folder: JobFolder
+    query: Query  # in the lineage that decided it
+    cut: Cut
+    decision: Decision
+
+
+class _Kept(Sink):
+    """Keeps the rows of one epoch in a folder. Its ledger is gone with the process."""
+
+    modes = ("append", "update", "complete")
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._ledger = folder, Ledger()
+
+    def fence(self, output: str, *, term: int, token: str) -> Ledger:
+        return self._ledger
+
+    def published(self, output: str) -> Ledger:
+        return self._ledger
+
+    def publish(self, publication: Publication) -> Outcome:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for file in publication.files:
+            shutil.copy(file.path, self._folder)
+        self._ledger = Ledger(publication.term, publication.position, publication.decision)
+        return Outcome.PUBLISHED
+
+
+def rerun(
+    job: Job, folder: JobFolder, epoch: int, *, query: str, spark: SparkSession
+) -> dict[str, Any]:
+    """Compare an epoch with itself, run again by this code."""
+    lineage = folder.lineage()
+    if lineage is None:
+        raise JobError(f"job {folder.name} has not started yet", hint="run it first")
+    decided_in, known = where_decided(folder, folder.query(lineage, query), epoch)
+    decision = known.get(epoch)
+    if decision is None:
+        raise not_retained(decided_in, epoch, known)
+    cut = _before(folder, decided_in, epoch)
+    home = tempfile.TemporaryDirectory(prefix=".rerun-", dir=folder.home)
+    with home as place, no_state_snapshots(spark):
+        begins = _Begins(job, folder, decided_in, cut, decision)
+        once = _run(begins, Path(place, "1"), spark)
+        same = decision.rows == once.rows and (
+            decision.digest is None or decision.digest == once.digest
+        )
+        found = {
+            "query": query, "epoch": epoch, "same": same, "rows": {"then": decision.rows,
+            "now": once.rows}, "compared_by": "number" if decision.digest is None else "digest",
+            "columns": None,
+        }  # fmt: skip
+        if not same and once.rows <= _COMPARED:
+            twice = _run(begins, Path(place, "2"), spark)
+            found["columns"] = _differ(once.folder, twice.folder)
+    return found
+
+
+def _before(folder: JobFolder, query: Query, epoch: int) -> Cut:
+    """The cut that the epoch followed."""
+    if epoch == 0:
+        return Cut([], {}, {})
+    place, known = where_decided(folder, query, epoch - 1)
+    if epoch - 1 not in known:
+        raise not_retained(place, epoch - 1, known)
+    cut = cut_of(place, epoch - 1)
+    assert cut is not None
+    return cut
+
+
+def _run(begins: _Begins, place: Path, spark: SparkSession) -> Again:
+    folder, query, cut, decision = begins.folder, begins.query, begins.cut, begins.decision
+    lineage, nonce = str(uuid.uuid4()), cut.decisions[-1].nonce if cut.decisions else ""
+    origin = Origin(
+        lineage, query.lineage, decision.epoch - 1, nonce, query.lineage, {}, again=decision.epoch
+    )
+    home = JobFolder(place, folder.name)
+    about = {"reason": f"epoch {decision.epoch} again"}
+    make_job(home, {query.name: (origin, cut)}, folder.starts(), about=about, facts={})
+    made = home.query(lineage, query.name)
+    made.keep_for_replay(decision)
+    flow = Flow(spark, home)
+    begins.job.declare(flow)
+    if query.name not in flow.queries:
+        raise JobError(
+            f"the job has no output {query.name} any more", hint="name the file that has it"
+        )
+    rows = place / "rows"
+    declared = flow.queries[query.name]
+    outputs = {name: _Kept(rows / name) for name in declared.outputs}
+    last = run_again(
+        made, replace(declared, outputs=outputs, guarantees={}, on_bad=None, looks_only=True)
+    )
+    return Again(last.rows, last.digest, rows)
+
+
+def _differ(first: Path, second: Path) -> list[str]:
+    """Columns that do not have the same values, in any order."""
+    one, two = _values(first), _values(second)
+    return sorted(name for name in {*one, *two} if one.get(name) != two.get(name))
+
+
+def _values(folder: Path) -> Mapping[str, Counter[str]]:
+    import pyarrow.parquet as pq
+
+    found: dict[str, Counter[str]] = {}
+    for path in sorted(folder.rglob("*.parquet")):
+        table = pq.ParquetFile(path).read()
+        for name in table.column_names:
+            found.setdefault(name, Counter()).update(map(repr, table.column(name).to_pylist()))
+    return found

@@ -1,0 +1,217 @@
+"""Ask a driver to stop at an epoch's end, from wherever the home of its job is seen.
+
+<home>/<job>/stop/<lock>.json         somebody asks the driver that holds this lock to stop
+<home>/<job>/stop/<lock>.done.json    what that driver says when it has
+
+A request names the lock of one start, which no other start has, so that it never stops a later
+one. The driver looks for it now and then, stops as by `Handle.stop`, answers, removes the request,
+and only then gives its lease back. What is left of older starts is removed by the next one.
+
+A run that waits to start its driver again (a server is away) has no driver. It holds a lock of its
+own for that time, `stop/<lock>`, and is asked by it in the same way.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onceflow.errors import NotStopped
+from onceflow.home import JobFolder, now
+from onceflow.runtime.lease import Holder, Lease, host_name
+from onceflow.storage import LocalStore, make_dirs, seal, unseal
+
+_FOLDER, _KIND, _DONE = "stop", "stop", ".done.json"
+_LOOK_EVERY = 0.5  # seconds, by the driver
+_POLL = 0.1  # by whoever waits
+_TELL_EVERY = 5.0
+
+
+def who() -> str:
+    """For the record: who gives a command, and where."""
+    try:
+        return f"{getpass.getuser()}@{host_name()}"
+    except (KeyError, OSError):  # a user without a name
+        return host_name()
+
+
+class StopRequest:
+    """The request to one start of a job, for its driver and for whoever asks."""
+
+    def __init__(self, folder: Path, lock: str) -> None:
+        self._store = LocalStore(folder / _FOLDER)
+        self._lock = lock.removesuffix(".lock")
+        self._path = folder / _FOLDER / f"{self._lock}.json"
+        self._look_at = 0.0
+
+    # -------------------------------------------------------------- who asks
+
+    def ask(self) -> None:
+        self._store.put_if_absent(
+            self._path.name, seal(_KIND, self._lock, {"at": now(), "by": who()})
+        )
+
+    def answer(self) -> dict[str, Any] | None:
+        """None: it has not stopped yet."""
+        name = self._lock + _DONE
+        data = self._store.read(name)
+        if data is None:
+            return None
+        return unseal(data, _KIND, self._lock, self._store.where(name))
+
+    # -------------------------------------------------------------- who is asked
+
+    def begin(self) -> None:
+        """Remove what was asked of other starts."""
+        for name in self._store.list():
+            if not name.startswith(self._lock):
+                self._store.delete(name)
+        self._store.sweep()
+
+    def heard(self) -> bool:
+        """Has somebody asked? Cheap: may be called often."""
+        if time.monotonic() < self._look_at:
+            return False
+        self._look_at = time.monotonic() + _LOOK_EVERY
+        return self._path.exists()
+
+    def say(self, queries: Mapping[str, int | None], failure: BaseException | None) -> bool:
+        """All has stopped. False: nobody asked, and nothing is said."""
+        if not self._path.exists():
+            return False
+        said = {
+            "at": now(), "queries": dict(queries),
+            "failure": None if failure is None else str(failure),
+        }  # fmt: skip
+        self._store.put_if_absent(self._lock + _DONE, seal(_KIND, self._lock, said))
+        self._store.delete(self._path.name)
+        return True
+
+
+class Waiting:
+    """A run that waits to start its driver again, as long as this is open."""
+
+    def __init__(self, folder: Path) -> None:
+        make_dirs(folder / _FOLDER)
+        self._path = folder / _FOLDER / f"{uuid.uuid4().hex}.lock"
+        self._fd = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o644)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        self._request = StopRequest(folder, self._path.name)
+
+    def heard(self) -> bool:
+        return self._request.heard()
+
+    def close(self) -> bool:
+        """The wait is over. True: somebody has asked, and is answered."""
+        asked = self._request.say({}, None)
+        self._path.unlink(missing_ok=True)
+        os.close(self._fd)
+        return asked
+
+
+def _waiting(folder: Path) -> str | None:
+    """The lock of a run that waits."""
+    for path in sorted((folder / _FOLDER).glob("*.lock")):
+        if _locked(path):
+            return path.name
+    return None
+
+
+def _locked(path: Path) -> bool:
+    try:
+        fd = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """Where a job stands that does not run any more."""
+
+    ran: bool
+    holder: Holder | None  # the driver that was stopped
+    queries: dict[str, int | None]  # the epoch that each decided last
+
+
+def stop(folder: JobFolder, *, timeout: float, tell: Callable[[str], None]) -> Stopped:
+    """Let the driver of a job stop at an epoch's end, and wait for that. `NotStopped`: it has not.
+
+    `tell` hears what is waited for.
+    """
+    lease = Lease(folder.folder / "lease", folder.name)
+    holder = lease.holder()
+    if holder is not None and not leads(lease, holder):
+        holder = None
+    lock = holder.lock if holder is not None else _waiting(folder.folder)
+    if lock is None:
+        return Stopped(False, None, decided(folder))
+    who = str(holder) if holder is not None else "the run, which waits to start its driver again,"
+    request = StopRequest(folder.folder, lock)
+    request.ask()
+    tell(f"asked {who} to stop" + ("; waiting for the end of its epoch" if holder else ""))
+    begun = told = time.monotonic()
+    while leads(lease, holder) if holder is not None else _locked(folder.folder / _FOLDER / lock):
+        waited = time.monotonic() - begun
+        if waited > timeout:
+            raise _too_long(folder, holder, waited)
+        if time.monotonic() - told > _TELL_EVERY:
+            told = time.monotonic()
+            tell(f"still waiting after {waited:.0f} s; {_says(decided(folder))}")
+        time.sleep(_POLL)
+    answer = request.answer()
+    if answer is None:
+        raise NotStopped(
+            f"{who} ended before it had stopped: it failed, was killed, was replaced or went on",
+            hint=f"onceflow status {folder.name} says whether it runs again; if so, stop it again",
+        )
+    if answer["failure"] is not None:
+        raise NotStopped(
+            f"{who} does not run any more, but failed while it stopped: {answer['failure']}",
+            hint="nothing is lost; the next start publishes what was decided",
+        )
+    return Stopped(True, holder, answer["queries"] or decided(folder))
+
+
+def leads(lease: Lease, holder: Holder) -> bool:
+    """Has it neither ended nor given its lease back? (That shows on every machine.)"""
+    return (lease.folder / holder.lock).exists() and lease.alive(holder)
+
+
+def decided(folder: JobFolder) -> dict[str, int | None]:
+    """Query -> the epoch that it decided last."""
+    last = {query.name: query.epoch_log().read().last for query in folder.queries()}
+    return {name: None if d is None else d.epoch for name, d in last.items()}
+
+
+def _says(queries: Mapping[str, int | None]) -> str:
+    return "decided last: " + ", ".join(
+        f"{name} {'nothing' if epoch is None else f'epoch {epoch:,}'}"
+        for name, epoch in queries.items()
+    )
+
+
+def _too_long(folder: JobFolder, holder: Holder | None, waited: float) -> NotStopped:
+    longer = f"wait longer: onceflow stop {folder.name} --timeout {max(600, round(4 * waited))}"
+    if holder is None:
+        return NotStopped(f"the run has not ended within {waited:.0f} s", hint=longer)
+    end = f"kill -9 {holder.pid}"
+    if holder.host != host_name():
+        end += f" on {holder.host}"
+    return NotStopped(
+        f"{holder} has not stopped within {waited:.0f} s; it will when its epoch ends",
+        hint=f"{longer}; or end it at once, which loses nothing: {end}",
+    )

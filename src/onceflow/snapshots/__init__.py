@@ -1,0 +1,1 @@
+"""Snapshots that people name, move, go back to and fork: savepoints, restores, lineages."""

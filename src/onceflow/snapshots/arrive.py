@@ -1,0 +1,142 @@
+"""A job from a savepoint on a home that does not know it: a new machine, or a home that was lost.
+
+Its targets are the ones that it had. They say themselves how far the job had come; what they have
+beyond the savepoint is taken back, or published once more. It cannot be skipped: the decisions of
+those epochs were in the other home.
+
+1. lead and fence the targets: no driver of the other home that runs can publish any more
+2. make the job, in a lineage that goes on from the savepoint
+3. move the targets into this lineage: no driver of the other home can come back. Who is killed
+   before that leaves it to the first start
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from onceflow.errors import CheckpointRefused, Fenced, JobError
+from onceflow.home import JobFolder
+from onceflow.ledger import Ledger, Position
+from onceflow.lineage import Origin, Stood
+from onceflow.runtime.lease import Lease
+from onceflow.snapshots.cuts import Cut
+from onceflow.snapshots.new_job import make_job, refuse_taken
+from onceflow.snapshots.restore import Answer, Output, answer, choice_for, output_of, stood
+from onceflow.snapshots.savepoint import Savepoint
+from onceflow.testing.faults import reach
+
+
+class Arrive:
+    """Planned and then done, like a `Restore`."""
+
+    def __init__(self, folder: JobFolder, savepoint: Savepoint, choices: Mapping[str, str]) -> None:
+        if savepoint.body["job"] != folder.name:
+            raise JobError(
+                f"{savepoint.folder} is a savepoint of job {savepoint.body['job']}, not of "
+                f"{folder.name}",
+                hint="name that job; its targets know it by its name",
+            )
+        self._folder, self._savepoint, self._choices = folder, savepoint, choices
+
+    def plan(self) -> list[Answer]:
+        refuse_taken(self._folder)
+        found = []
+        for query, output, cut in self._outputs():
+            ledger = output.sink.published(f"{self._folder.name}/{query}/{output.name}")
+            published = self._check(query, output, cut, ledger)
+            found.append(answer(query, output, cut.epoch, published))
+        return found
+
+    def _outputs(self) -> Iterator[tuple[str, Output, Position]]:
+        for query, targets in self._savepoint.body["outputs"].items():
+            held = self._savepoint.body["queries"].get(query)
+            if held is not None:
+                for name, target in targets.items():
+                    choice = choice_for(self._choices, query, name)
+                    cut = Position(held["known"][name], held["epoch"])
+                    yield query, output_of(query, name, target, choice), cut
+
+    def _check(self, query: str, output: Output, cut: Position, ledger: Ledger) -> int:
+        """The last epoch that the target has."""
+        if not output.exact:
+            return cut.epoch
+        whole, at = f"{query}/{output.name}", ledger.position
+        if at is None or at.epoch < cut.epoch:
+            has = "nothing" if at is None else f"epoch {at.epoch}"
+            raise CheckpointRefused(
+                f"output {whole}: {output.sink} has {has} of the job, and the savepoint is of "
+                f"epoch {cut.epoch}",
+                hint="bring back the target as it was, or fork a job with new targets from the "
+                "savepoint",
+            )
+        if at != cut and output.choice == "skip":
+            raise JobError(
+                f"output {whole}: {output.sink} has epochs after the savepoint, up to {at.epoch}, "
+                "and this home does not know them, so they cannot be skipped",
+                hint=f"--published {whole}=rewind, if the sink can",
+            )
+        taken_back = at.lineage != cut.lineage and output.sink.rewinds
+        if at != cut and (output.choice == "rewind" or taken_back):
+            output.sink.refuse_rewind(f"{self._folder.name}/{whole}", cut)
+        return at.epoch
+
+    def run(self, facts: Mapping[str, Any]) -> str:
+        """The lineage."""
+        lease = Lease(self._folder.folder / "lease", self._folder.name)
+        lease.acquire()
+        try:
+            self.plan()
+            return self._run(lease, facts)
+        finally:
+            lease.release()
+
+    def _run(self, lease: Lease, facts: Mapping[str, Any]) -> str:
+        ids = {(q, o.name): f"{self._folder.name}/{q}/{o.name}" for q, o, _ in self._outputs()}
+        seen = [o.sink.published(ids[q, o.name]).term for q, o, _ in self._outputs()]
+        term, lineage = lease.next_term(max([0, *seen])), str(uuid.uuid4())
+        outputs: dict[str, dict[str, Stood]] = {}
+        for query, output, cut in self._outputs():
+            whole, at, decision = ids[query, output.name], cut, ""
+            if output.exact:
+                output.sink.shut_out(whole)
+                ledger = output.sink.fence(whole, term=term, token=uuid.uuid4().hex)
+                self._check(query, output, cut, ledger)
+                at, decision = ledger.position or cut, ledger.decision
+            stands = (at.lineage, at.epoch, decision)
+            kept = stood(output.choice, cut.lineage, stands, cut.epoch)
+            outputs.setdefault(query, {})[output.name] = kept
+        reach("restore.fenced")
+        origins = {
+            query: (
+                Origin(
+                    lineage, of, cut.decision.epoch, cut.decision.nonce, of, outputs.get(query, {})
+                ),
+                cut,
+            )
+            for query, (of, cut) in self._savepoint.cuts().items()
+        }
+        reason = f"restore of {self._savepoint.name} on a new home"
+        about = {"reason": reason, **facts}
+        starts = self._savepoint.body["starts"]
+        make_job(self._folder, origins, starts, about=about, facts={})
+        for query, output, _ in self._outputs():
+            self._bring(query, output, *origins[query], term)
+        return lineage
+
+    def _bring(self, query: str, output: Output, origin: Origin, cut: Cut, term: int) -> None:
+        decided = cut.decision.outputs.get(output.name)
+        if not output.exact or decided is None:
+            return
+        whole = f"{self._folder.name}/{query}/{output.name}"
+        ledger = output.sink.published(whole)
+        try:
+            origin.bring(
+                output.sink, whole, ledger, term=term, schema=decided.schema, mode=decided.mode
+            )
+        except Fenced as fenced:
+            raise Fenced(
+                f"{fenced.message}: the job runs elsewhere",
+                hint=f"stop it there, remove {self._folder.folder}, and restore again",
+            ) from fenced

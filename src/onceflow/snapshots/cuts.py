@@ -1,0 +1,178 @@
+"""The cut at the end of an epoch: what it takes, taking it, and whether that is all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onceflow.epoch_log import Decision
+from onceflow.errors import CheckpointRefused, DiskFull, JobError, OnceflowError
+from onceflow.home import Query
+from onceflow.lineage import Origin
+from onceflow.snapshots.checkpoint import ReadCheckpoint
+from onceflow.spark_inside import parse_offsets
+from onceflow.spark_inside.source_log import batches_in, is_file_offset
+from onceflow.storage import fsync_dir, fsync_file, make_dirs
+from onceflow.testing.faults import reach
+
+Hashes = dict[tuple[int, int, int], str]  # of files, by what tells one from another
+_OTHER = "take another savepoint"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The end of one decided epoch of one query: all that a query needs to go on from there."""
+
+    decisions: list[Decision]  # that of the cut, and the one before it
+    sources: dict[str, list[str]]  # file source -> the entries of its log
+    files: dict[str, Path]  # name in the checkpoint -> where it is
+
+    @property
+    def decision(self) -> Decision:
+        return self.decisions[-1]
+
+
+def cut_of(query: Query, epoch: int | None = None) -> Cut | None:
+    """The cut at the end of that epoch, or of the last published one; None if none is published."""
+    if epoch is None:
+        decisions = published(query)
+    else:
+        decisions = [d for d in query.epoch_log().read().decisions if d.epoch <= epoch]
+    if not decisions:
+        return None
+    if epoch is not None and decisions[-1].epoch != epoch:
+        raise JobError(f"epoch {epoch} of {query.job}/{query.name} is not decided")
+    last, checkpoint = decisions[-1], ReadCheckpoint(query.folder)
+    state = checkpoint.state_files(last.epoch, last.state) if last.state else []
+    files = {str(path.relative_to(query.folder)): path for path in state}
+    return Cut(decisions[-2:], checkpoint.source_lines(last), files)
+
+
+def published(query: Query) -> list[Decision]:
+    """The retained decisions that are surely published, oldest first: Spark commits an epoch after
+    that, and no epoch is decided before the one below it is published."""
+    log = query.epoch_log().read()
+    decisions, origin = log.decisions, Origin.of(log)
+    if decisions:
+        last = decisions[-1].epoch
+        from_before = origin is not None and last <= origin.certain
+        if not from_before and last not in ReadCheckpoint(query.folder).committed():
+            return decisions[:-1]
+    return decisions
+
+
+def take(cut: Cut, folder: Path, known: Hashes) -> dict[str, Any]:
+    """Take the files of a cut. `FileNotFoundError`, `CheckpointRefused`: some were gone before."""
+    make_dirs(folder)
+    left = [name for name, path in cut.files.items() if not _linked(path, folder / name)]
+    if left:
+        refuse_full_disk(sum(cut.files[name].stat().st_size for name in left), folder)
+    for name in left:
+        shutil.copyfile(cut.files[name], folder / name)
+    reach("savepoint.linked")
+    files = _listed(cut, folder, known)
+    for parent, _, _ in os.walk(folder):
+        fsync_dir(parent)
+    held = {
+        "epoch": cut.decision.epoch, "files": files, "sources": cut.sources,
+        "decisions": [decision.to_json() for decision in cut.decisions],
+    }  # fmt: skip
+    refuse_incomplete(folder, held)
+    return held
+
+
+def _listed(cut: Cut, folder: Path, known: Hashes) -> list[dict[str, Any]]:
+    """Reading gigabytes takes what nobody else wants of the processors: the job goes on."""
+
+    def listed(name: str) -> dict[str, Any]:
+        path = folder / name
+        fsync_file(path)
+        digest = known.get(identity(path)) or sha256(path)
+        return {"path": name, "bytes": path.stat().st_size, "sha256": digest}
+
+    aside = ThreadPoolExecutor(1, "onceflow savepoint", initializer=_step_aside)
+    try:
+        return list(aside.map(listed, cut.files))
+    finally:
+        aside.shutdown(cancel_futures=True)  # of what an interrupt has cut off
+
+
+def _step_aside() -> None:
+    if sys.platform == "linux":  # where threads have priorities of their own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+
+
+def _linked(path: Path, target: Path) -> bool:
+    """False: on another file system, or on one without links. It must be copied."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(path, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return False
+    return True
+
+
+def refuse_full_disk(needed: int, folder: Path) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise DiskFull(
+            f"{needed:,} bytes must be copied to {folder}, whose file system has {free:,} left",
+            hint="make space there; where the home is on the same file system nothing is copied",
+        )
+
+
+def refuse_incomplete(root: Path, held: dict[str, Any]) -> None:
+    """Does a query's part of a savepoint, in `root`, hold all that its epoch takes?"""
+    try:
+        decisions = [Decision.from_json(decision) for decision in held["decisions"]]
+        last = decisions[-1]
+        for decision in decisions:
+            parse_offsets(decision.offsets, f"epoch {decision.epoch} of {root}")
+        if last.epoch != held["epoch"]:
+            raise ValueError(last.epoch)
+        lines = {name: batches_in(entries) for name, entries in held["sources"].items()}
+    except (KeyError, TypeError, ValueError, IndexError, OnceflowError) as error:
+        raise CheckpointRefused(
+            f"the decisions of {root} cannot be read: {type(error).__name__}: {error}", hint=_OTHER
+        ) from None
+    for name, offset in last.end.items():
+        if is_file_offset(offset) and not set(range(offset["logOffset"] + 1)) <= lines.get(
+            name, set()
+        ):
+            raise CheckpointRefused(
+                f"the log of source {name} in {root} is not whole up to {offset['logOffset']}",
+                hint=_OTHER,
+            )
+    taken = ReadCheckpoint(root).state_files(last.epoch, last.state) if last.state else []
+    named = {entry["path"] for entry in held["files"]}
+    extra = sorted({str(path.relative_to(root)) for path in taken} - named)
+    if extra:
+        raise CheckpointRefused(
+            f"{root / extra[0]} belongs to the state of epoch {last.epoch} and is not named in "
+            "the manifest",
+            hint=_OTHER,
+        )
+
+
+def link_or_copy(path: Path, target: Path) -> None:
+    if not _linked(path, target):
+        shutil.copyfile(path, target)
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def identity(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_mtime_ns

@@ -1,0 +1,95 @@
+"""Retained epochs: the last decided ones of each query, which a job can go back to."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from onceflow.epoch_log import Decision
+from onceflow.errors import JobError
+from onceflow.home import JobFolder, Query
+from onceflow.lineage import Origin
+from onceflow.snapshots.checkpoint import ReadCheckpoint
+from onceflow.snapshots.cuts import Cut, cut_of
+
+
+def decisions(query: Query) -> list[Decision]:
+    """Those whose state is still there, oldest first. A lineage that goes on from a cut has that of
+    its cut and none from before; what Spark planned, it has from its first start on."""
+    log, planned = query.epoch_log().read(), set(ReadCheckpoint(query.folder).planned())
+    origin = Origin.of(log)
+    if origin is not None and not log.opened:
+        planned.add(origin.cut)
+    first = 0 if origin is None else origin.cut
+    return [d for d in log.decisions if d.epoch in planned and d.epoch >= first]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The retained epochs of a query, without reading each."""
+
+    count: int
+    first: Decision
+    last: Decision
+
+
+def kept(query: Query) -> Kept | None:
+    """None: there is none."""
+    planned = ReadCheckpoint(query.folder).planned()
+    ends = query.epoch_log().ends(planned[0]) if planned else None
+    if ends is None or ends[0].epoch > ends[1].epoch:
+        return None
+    first, last = ends
+    count = sum(first.epoch <= epoch <= last.epoch for epoch in planned)
+    return Kept(count, first, last)
+
+
+def retained(
+    folder: JobFolder, to: str, *, lineage: str | None = None
+) -> dict[str, tuple[str, Cut]]:
+    """The cut of each query at an epoch, or at the last one that was decided before a time; of the
+    lineage that the job is in, or of another."""
+    found = {}
+    for query in folder.queries_of(lineage) if lineage else folder.queries():
+        if query.epoch_log().read().last is None:
+            continue
+        epoch = _epoch(query, to)
+        cut = cut_of(query, epoch)
+        assert cut is not None
+        found[query.name] = (query.lineage, cut)
+    return found
+
+
+def _epoch(query: Query, to: str) -> int:
+    known = decisions(query)
+    if not known:
+        raise JobError(f"{query.job}/{query.name} has decided nothing", hint="let it run first")
+    first, last = known[0].epoch, known[-1].epoch
+    if re.fullmatch(r"\d+", to):
+        if int(to) not in {decision.epoch for decision in known}:
+            near = first if int(to) < first else last
+            raise JobError(
+                f"epoch {to} of {query.job}/{query.name} is not retained",
+                hint=f"it has {first} to {last}; the nearest is {near}",
+            )
+        return int(to)
+    when = _time(to)
+    before = [d.epoch for d in known if datetime.fromisoformat(d.at) <= when]
+    if not before:
+        raise JobError(
+            f"no retained epoch of {query.job}/{query.name} was decided before {to}",
+            hint=f"the first is {first}, decided at {known[0].at}",
+        )
+    return before[-1]
+
+
+def _time(text: str) -> datetime:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise JobError(
+            f"{text!r} is neither an epoch nor a time",
+            hint="a number, or a time like 2026-11-15T10:00:00Z",
+        ) from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)

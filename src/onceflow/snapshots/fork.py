@@ -1,0 +1,106 @@
+"""A second job from the cut of a first one, with outputs of its own."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onceflow.errors import JobError
+from onceflow.home import JobFolder
+from onceflow.lineage import Origin
+from onceflow.runtime.lease import Lease
+from onceflow.sinks import open_target
+from onceflow.snapshots.cuts import Cut
+from onceflow.snapshots.new_job import make_job, refuse_taken
+
+_SUFFIX = {"sqlite": ".db"}
+
+
+@dataclass(frozen=True)
+class Move:
+    """Where an output of the fork goes."""
+
+    query: str
+    output: str
+    of: str  # the target of the parent
+    to: str
+
+
+class Fork:
+    """A fork, planned and then made."""
+
+    def __init__(
+        self,
+        parent: str,
+        cuts: Mapping[str, tuple[str, Cut]],
+        targets: Mapping[str, Mapping[str, dict[str, Any]]],
+        starts: dict[str, dict[str, Any]],
+        folder: JobFolder,
+    ) -> None:
+        """`targets`: query -> output -> its target in the parent. `folder`: of the fork."""
+        self._parent, self._cuts, self._targets = parent, cuts, targets
+        self._starts, self._folder = starts, folder
+
+    def plan(self, outputs: Path | None, named: Mapping[str, str]) -> list[Move]:
+        """Where each output goes: file-like ones below `outputs`, others as `named` says."""
+        found = []
+        for query, targets in self._targets.items():
+            for output, target in targets.items():
+                found.append(self._move(f"{query}/{output}", target, outputs, named))
+        unknown = sorted(set(named) - {f"{move.query}/{move.output}" for move in found})
+        if unknown:
+            raise JobError(
+                f"job {self._parent} has no output {unknown[0]}",
+                hint=f"it has {', '.join(f'{m.query}/{m.output}' for m in found)}",
+            )
+        refuse_taken(self._folder)
+        return found
+
+    def _move(
+        self, name: str, target: dict[str, Any], outputs: Path | None, named: Mapping[str, str]
+    ) -> Move:
+        kind = target.get("kind", "")
+        sink = open_target({k: v for k, v in target.items() if k != "guarantee"})
+        if sink is None or not sink.place:
+            raise JobError(
+                f"output {name} goes to a sink that this command does not know",
+                hint="fork jobs whose sinks come with onceflow",
+            )
+        query, _, output = name.partition("/")
+        if name in named:
+            to = named[name]
+            to = str(Path(to).absolute()) if sink.place == "path" else to
+        elif sink.place == "path" and outputs is not None:
+            to = str(outputs.absolute() / query / (output + _SUFFIX.get(kind, "")))
+        else:
+            hint = f"--output {name}=NAME, another {sink.place}"
+            raise JobError(
+                f"nothing says where output {name} of the fork goes: {sink} is its parent's",
+                hint=f"{hint}, or --outputs DIR for all" if sink.place == "path" else hint,
+            )
+        if to == str(target.get(sink.place)):
+            raise JobError(
+                f"output {name} of the fork would go to {sink}, which is its parent's",
+                hint=f"name another {sink.place}",
+            )
+        return Move(query, output, str(sink), to)
+
+    def run(self, moves: list[Move], reason: str, facts: Mapping[str, Any]) -> str:
+        """The lineage of the fork."""
+        lineage = str(uuid.uuid4())
+        origins = {
+            query: (Origin(lineage, of, cut.decision.epoch, cut.decision.nonce, of, {}), cut)
+            for query, (of, cut) in self._cuts.items()
+        }
+        about = {"of": self._parent, "reason": reason, **facts}
+        outputs = {f"{move.query}/{move.output}": move.to for move in moves}
+        fork = {"fork": {"of": self._parent, "outputs": outputs}}
+        lease = Lease(self._folder.folder / "lease", self._folder.name)
+        lease.acquire()
+        try:
+            return make_job(self._folder, origins, self._starts, about=about, facts=fork)
+        finally:
+            lease.release()

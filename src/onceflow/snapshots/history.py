@@ -1,0 +1,94 @@
+"""What a query has published, through all its lineages: which epochs, and under which names.
+
+A lineage goes on from the cut of another. Rows after that cut were taken back, or published once
+more, or they stayed and their epochs were run again (`lineage.py`). In the last case the targets
+know an epoch by the lineage that published it, not by the one that ran it again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onceflow.epoch_log import EpochLog
+from onceflow.errors import JobError
+from onceflow.home import JobFolder
+from onceflow.lineage import Origin
+
+
+class History:
+    """Of one query of a job, back from one of its lineages."""
+
+    def __init__(self, folder: JobFolder, query: str, lineage: str) -> None:
+        self._folder, self._query, self._lineage = folder, query, lineage
+        self._logs: dict[str, EpochLog] = {}
+
+    def log(self, lineage: str) -> EpochLog:
+        if lineage not in self._logs:
+            self._logs[lineage] = self._folder.query(lineage, self._query).epoch_log().read()
+        return self._logs[lineage]
+
+    def leader(self) -> dict[str, Any]:
+        """What the last driver that opened the query said of itself: versions, code, outputs."""
+        lineage: str | None = self._lineage
+        while lineage is not None:
+            log, origin = self.log(lineage), Origin.of(self.log(lineage))
+            if log.opened:
+                return log.leader or {}
+            lineage = None if origin is None else origin.ended
+        raise JobError(
+            f"{self._folder.name}/{self._query} was never started here, so nobody has said where "
+            "its outputs go",
+            hint="start the job once",
+        )
+
+    def targets(self) -> dict[str, dict[str, Any]]:
+        """Output -> how to find its target; also of outputs that the code has no more."""
+        leader = self.leader()
+        return {**leader.get("former", {}), **leader["outputs"]}
+
+    def holds(self, lineage: str, epoch: int, output: str, at: str, published: int) -> bool:
+        """Is that epoch of that lineage among what the target of an output has, which stands at
+        epoch `published` of lineage `at`?"""
+        origin = Origin.of(self.log(lineage))
+        while origin is not None and not origin.is_fork and epoch <= origin.cut:
+            lineage = origin.parent  # up to its cut a lineage has the epochs of its parent
+            origin = Origin.of(self.log(lineage))
+        while True:
+            if lineage == at:
+                return epoch <= published
+            origin = Origin.of(self.log(at))
+            if origin is None:
+                return False
+            if origin.is_fork:
+                return lineage == origin.parent and epoch == origin.cut
+            stood = origin.outputs.get(output)
+            if stood is not None and stood.choice == "skip":
+                at, published = stood.lineage, min(published, stood.epoch)
+            else:
+                at, published = origin.parent, min(published, origin.cut)
+
+    def known_as(self, lineage: str, epoch: int, output: str) -> str:
+        """The lineage under which the target of an output knows that epoch."""
+        while True:
+            origin = Origin.of(self.log(lineage))
+            if origin is None or origin.is_fork or epoch > origin.last_of(output):
+                return lineage
+            stood = origin.outputs.get(output)
+            if stood is not None and epoch == origin.cut:
+                return stood.known
+            skipped = stood is not None and stood.choice == "skip"
+            lineage = stood.lineage if stood and skipped else origin.parent
+
+    def run_in(self, lineage: str, first: int, last: int) -> list[tuple[str, int, int]]:
+        """The epochs from `first` to `last` of that lineage and of those that it comes from:
+        lineage, first and last epoch that were decided in it. Newest first."""
+        found = []
+        while last >= first:
+            origin = Origin.of(self.log(lineage))
+            begins = 0 if origin is None else origin.cut + 1
+            if last >= begins:
+                found.append((lineage, max(first, begins), last))
+            if origin is None or origin.is_fork:
+                break
+            lineage, last = origin.parent, min(last, origin.cut)
+        return found

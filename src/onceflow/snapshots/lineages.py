@@ -1,0 +1,73 @@
+"""The lineages of a job: which came from which cut, why, and what was done in each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onceflow.epoch_log import EpochLog
+from onceflow.errors import JobError
+from onceflow.home import JobFolder
+from onceflow.lineage import Origin
+from onceflow.snapshots.savepoints import Savepoints
+
+
+def lineages(folder: JobFolder) -> list[dict[str, Any]]:
+    """All that the job was ever in, from the first to the current one."""
+    known = folder.lineages()
+    savepoints: dict[str, list[dict[str, Any]]] = {}
+    held = Savepoints(folder)
+    for name in held.names():
+        body = held.read(name).body
+        epochs = {query: part["epoch"] for query, part in body["queries"].items()}
+        told = {"name": name, "at": body["at"], "epochs": epochs}
+        savepoints.setdefault(body["lineage"], []).append(told)
+    return [
+        {
+            **_about(folder, lineage),
+            "current": lineage == known[-1],
+            "savepoints": sorted(savepoints.get(lineage, ()), key=lambda told: str(told["at"])),
+        }
+        for lineage in known
+    ]
+
+
+def _about(folder: JobFolder, lineage: str) -> dict[str, Any]:
+    facts = folder.about(lineage)
+    logs = {query.name: query.epoch_log().read() for query in folder.queries_of(lineage)}
+    leader = next((log.leader for log in logs.values() if log.leader), {})
+    holder = leader.get("holder")
+    driver = f"process {holder['pid']} on {holder['host']}" if holder else None
+    parents = facts.get("parent") or {}
+    return {
+        "lineage": lineage,
+        "parent": next((cut["lineage"] for cut in parents.values()), None),
+        "from": {query: cut["epoch"] for query, cut in parents.items()},
+        "reason": facts["reason"],
+        "at": facts["at"],
+        "who": facts.get("who") or driver,
+        "code": facts.get("code") or leader.get("code"),
+        "spark": leader.get("spark") or facts.get("spark"),
+        "queries": {name: decided_in(log) for name, log in logs.items()},
+        "ended": next((log.ended["at"] for log in logs.values() if log.ended), None),
+    }  # fmt: skip
+
+
+def decided_in(log: EpochLog) -> dict[str, int] | None:
+    """The first and the last epoch that were decided in a lineage, not in one before it."""
+    origin = Origin.of(log)
+    first = 0 if origin is None else origin.cut + 1
+    if log.last is None or log.last.epoch < first:
+        return None
+    return {"first": first, "last": log.last.epoch}
+
+
+def find(folder: JobFolder, beginning: str) -> str:
+    """The lineage whose id begins so."""
+    known = folder.lineages()
+    found = [lineage for lineage in known if lineage.startswith(beginning)]
+    if len(found) == 1:
+        return found[0]
+    raise JobError(
+        f"job {folder.name} has {'no' if not found else 'more than one'} lineage {beginning!r}",
+        hint="there are: " + ", ".join(lineage[:8] for lineage in found or known),
+    )

@@ -1,0 +1,121 @@
+"""One savepoint: reading it, and finding out whether a job could start from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from onceflow.epoch_log import Decision
+from onceflow.errors import CheckpointRefused, Damaged, JobError
+from onceflow.snapshots.cuts import Cut, refuse_incomplete, sha256
+from onceflow.spark_inside import SUPPORTED
+from onceflow.storage import unseal
+
+MANIFEST = "manifest.json"
+FORMAT = 1  # of what a manifest says
+_COPY = "put it back from a copy of the savepoint, or use another one"
+
+
+@dataclass(frozen=True)
+class Savepoint:
+    """One savepoint, wherever its folder is now."""
+
+    folder: Path
+    body: dict[str, Any]
+
+    @classmethod
+    def at(cls, folder: Path) -> Savepoint:
+        path = folder / MANIFEST
+        if not path.is_file():
+            raise JobError(
+                f"{folder} is not a savepoint: it has no {MANIFEST}",
+                hint="name a savepoint of the job, or the folder that one was moved to",
+            )
+        body = unseal(path.read_bytes(), "savepoint", None, str(path))
+        refuse_unknown(body, str(path))
+        return cls(folder, body)
+
+    @property
+    def name(self) -> str:
+        return str(self.body["name"])
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What a lineage that is restored from it says about it."""
+        return {"name": self.name, "id": str(self.body["folder"])}
+
+    @property
+    def bytes(self) -> int:
+        return sum(entry["bytes"] for _, entry in self.paths())
+
+    def paths(self) -> Iterator[tuple[Path, dict[str, Any]]]:
+        for query, held in self.body["queries"].items():
+            for entry in held["files"]:
+                yield self.folder / self.body["folder"] / query / entry["path"], entry
+
+    def cuts(self) -> dict[str, tuple[str, Cut]]:
+        """Query -> the lineage of its cut, and the cut."""
+        found = {}
+        for query, held in self.body["queries"].items():
+            root = self.folder / self.body["folder"] / query
+            files = {entry["path"]: root / entry["path"] for entry in held["files"]}
+            decisions = [Decision.from_json(decision) for decision in held["decisions"]]
+            found[query] = (str(self.body["lineage"]), Cut(decisions, held["sources"], files))
+        return found
+
+    def verify(self) -> None:
+        """Is every file what it was, byte by byte, and could a job start from it here?
+
+        `Damaged` or `CheckpointRefused` if not."""
+        refuse_other_spark(self.body.get("spark"), f"savepoint {self.name!r}")
+        for path, entry in self.paths():
+            if not path.is_file():
+                raise Damaged(f"{path} is missing", hint=_COPY)
+            if path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
+                raise Damaged(f"{path} is not what it was when the savepoint was made", hint=_COPY)
+        for query, held in self.body["queries"].items():
+            refuse_incomplete(self.folder / self.body["folder"] / query, held)
+
+
+def refuse_unknown(body: dict[str, Any], where: str) -> None:
+    """Of a newer onceflow?"""
+    found = body.get("format")
+    if found != FORMAT:
+        raise Damaged(
+            f"{where} is a savepoint of format {found}, by onceflow {body.get('onceflow')}; this "
+            f"onceflow knows format {FORMAT}",
+            hint="use the onceflow that made it, or a newer one",
+        )
+
+
+def refuse_other_spark(made: str | None, what: str) -> None:
+    """State is read by the minor version of Spark that wrote it."""
+    here, known = installed_spark(), ", ".join(f"{a}.{b}" for a, b in SUPPORTED)
+    if made is None:
+        return
+    if _minor(made) not in SUPPORTED:
+        raise CheckpointRefused(
+            f"{what} was made by Spark {made}; this onceflow knows {known}",
+            hint="take another savepoint",
+        )
+    if here is not None and _minor(here) != _minor(made):
+        minor = ".".join(map(str, _minor(made)))
+        raise CheckpointRefused(
+            f"{what} was made by Spark {made}, and this is Spark {here}: a savepoint is supported "
+            "by the minor version of Spark that made it, and no other",
+            hint=f"restore it with Spark {minor}: pip install 'pyspark=={minor}.*'",
+        )
+
+
+def installed_spark() -> str | None:
+    try:
+        return version("pyspark")
+    except PackageNotFoundError:
+        return None
+
+
+def _minor(spark: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in spark.split(".")[:2] if part.isdecimal())

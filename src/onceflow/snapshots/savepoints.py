@@ -1,0 +1,346 @@
+"""Savepoints: a cut of a job that a person asked for, self-contained, named and movable.
+
+<home>/<job>/savepoints/<name>/manifest.json     what it is, and every file with size and hash
+<home>/<job>/savepoints/<name>/<id>/<query>/…    the files of state, as they stand in a checkpoint
+<home>/<job>/savepoints/<name>/<id>/hold.json    the epochs from which on decisions are kept for it
+<home>/<job>/savepoints/.lock                    held by all who create one
+
+A savepoint exists as soon as its manifest does, which is put last. What a create that was killed
+left is a folder without a manifest, or beside the one that a manifest names; the next one removes
+it, unless another create holds the lock: it may be writing there. Nothing of a job is stopped: only
+files are taken that never change, by hard links, so that what Spark's maintenance removes meanwhile
+is still there; a file that was gone before it was linked means that the epoch was too old, and a
+newer one is taken.
+
+Making one:
+
+1. hold     say which decisions it will need: the driver keeps them when its log frees them
+2. link     the files of each query's last published epoch, and look whether they are all
+3. list     hash and fsync them, then put the manifest: the commit point
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import fcntl
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from onceflow import __version__
+from onceflow.errors import CheckpointRefused, Damaged, JobError, OnceflowError
+from onceflow.home import JobFolder, Query, now
+from onceflow.lineage import Origin
+from onceflow.names import check_name
+from onceflow.snapshots.cuts import Hashes, cut_of, identity, published, take
+from onceflow.snapshots.history import History
+from onceflow.snapshots.savepoint import FORMAT, MANIFEST, Savepoint
+from onceflow.storage import (
+    LocalStore,
+    make_dirs,
+    replace_file,
+    seal,
+    translate_disk_full,
+    unseal,
+)
+from onceflow.testing.faults import reach
+
+_HOLD = "hold.json"
+_LOCK = ".lock"
+_TRIES = 5
+_SHOWN = 10  # names, in an error
+# The log frees no decision before four later ones are there: see `EpochLog.roll_up`.
+_NEVER_FREED = 4
+
+
+class Savepoints:
+    """The savepoints of one job."""
+
+    def __init__(self, folder: JobFolder) -> None:
+        self._job = folder
+        self._root = folder.folder / "savepoints"
+        self._store = LocalStore(self._root)
+
+    # -------------------------------------------------------------- reading
+
+    def names(self) -> list[str]:
+        return [name for name in sorted(self._store.list()) if self._exists(name)]
+
+    def _exists(self, name: str) -> bool:
+        return (self._root / name / MANIFEST).is_file()
+
+    def read(self, name: str) -> Savepoint:
+        if not self._exists(name):
+            raise JobError(
+                f"job {self._job.name} has no savepoint {name!r}", hint=self._nearest(name)
+            )
+        return Savepoint.at(self._root / name)
+
+    def _nearest(self, name: str) -> str:
+        known = self.names()
+        if not known:
+            return f"it has none yet: onceflow savepoint create {self._job.name}"
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        if near:
+            return f"did you mean {' or '.join(near)}?"
+        more = f" and {len(known) - _SHOWN} more" * (len(known) > _SHOWN)
+        return f"there are: {', '.join(known[:_SHOWN])}{more}"
+
+    def find(self, name: str) -> Savepoint:
+        """By its name, or by the path of the folder that it was moved to."""
+        if not self._exists(name) and (os.sep in name or Path(name).is_dir()):
+            return Savepoint.at(Path(name))
+        return self.read(name)
+
+    def all(self) -> Iterator[tuple[str, Savepoint | OnceflowError]]:
+        """Each by its name; one that cannot be read hides no other."""
+        for name in self.names():
+            try:
+                yield name, self.read(name)
+            except OnceflowError as error:
+                yield name, error
+
+    def needed_after(self, query: Query) -> int | None:
+        """The epoch of the query after which savepoints need its decisions; None: they do not.
+
+        Too much is held rather than too little: savepoints of lineages before need all of ours.
+        """
+        self._sweep_if_idle()
+        found = []
+        for path in self._root.glob(f"*/*/{_HOLD}"):
+            try:
+                held = unseal(path.read_bytes(), "savepoint hold", None, str(path))
+            except FileNotFoundError:
+                continue
+            except Damaged:
+                return -1
+            for lineage, epoch in filter(None, [held["queries"].get(query.name)]):
+                found.append(epoch if lineage == query.lineage else -1)
+        return min(found, default=None)
+
+    # -------------------------------------------------------------- creating
+
+    def create(self, name: str | None, facts: dict[str, Any]) -> Savepoint:
+        """A savepoint of the job as it stands: of the last published epoch of each query."""
+        name = check_name("savepoint", name or now().replace(":", "").replace(".", "-"))
+        self._refuse_taken(name)
+        folder = self._root / name / uuid.uuid4().hex
+        with self._creating(), translate_disk_full(folder):
+            try:
+                # 1. hold
+                queries = self._hold(name, folder)
+                reach("savepoint.held")
+
+                # 2. link
+                known = self._hashes()
+                copied = {q.name: self._copy(q, folder / q.name, known) for q in queries}
+                reach("savepoint.copied")
+
+                # 3. list
+                lineage = queries[0].lineage
+                histories = {query: History(self._job, query, lineage) for query in copied}
+                for query, held in copied.items():
+                    held["known"] = _known(histories[query], lineage, held["epoch"])
+                body = {
+                    "format": FORMAT, "job": self._job.name, "name": name, "at": now(),
+                    "onceflow": __version__, **_made_by(histories), "lineage": lineage,
+                    "folder": folder.name, "queries": copied, "starts": self._job.starts(), **facts,
+                }  # fmt: skip
+                manifest = f"{name}/{MANIFEST}"
+                if not self._store.put_if_absent(manifest, seal("savepoint", name, body)):
+                    self._refuse_taken(name)
+                reach("savepoint.listed")
+            except BaseException:
+                if self._folder_of(name) != folder.name:
+                    _remove(folder)
+                raise
+        return self.read(name)
+
+    def _refuse_taken(self, name: str) -> None:
+        if self._exists(name):
+            raise JobError(f"there is a savepoint {name!r} already", hint="choose another name")
+
+    @contextlib.contextmanager
+    def _creating(self) -> Iterator[None]:
+        """While this is held, nobody sweeps. Who is alone sweeps first."""
+        make_dirs(self._root)
+        self._sweep_if_idle()
+        with self._lock(fcntl.LOCK_SH):
+            yield
+
+    @contextlib.contextmanager
+    def _lock(self, kind: int) -> Iterator[None]:
+        """`BlockingIOError`: others hold it."""
+        with open(self._root / _LOCK, "ab") as file:
+            fcntl.flock(file, kind)
+            yield
+
+    def _hold(self, name: str, folder: Path) -> list[Query]:
+        """Put what this savepoint will need, so that no driver frees it meanwhile.
+
+        A driver looks for holds after it has decided the epoch whose sweep frees something. So as
+        long as the epochs that it may free have not been decided when the hold is there, they will
+        be kept; if they have, a newer one is held.
+        """
+        while True:
+            lineage = self._job.lineage()
+            queries = [] if lineage is None else self._job.queries_of(lineage)
+            before = {q.name: max((d.epoch for d in published(q)), default=-1) for q in queries}
+            decided = [q for q in queries if before[q.name] >= 0]
+            if not decided:
+                raise JobError(
+                    f"job {self._job.name} has not published an epoch yet", hint="let it run first"
+                )
+            held = {q.name: [q.lineage, before[q.name]] for q in queries}
+            replace_file(folder / _HOLD, seal("savepoint hold", name, {"queries": held}))
+            if all(_last_epoch(q) - before[q.name] < _NEVER_FREED for q in queries):
+                return decided
+
+    def _copy(self, query: Query, folder: Path, known: Hashes) -> dict[str, Any]:
+        """Retried with a newer epoch if files are removed before they are linked."""
+        for _ in range(_TRIES):
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError, CheckpointRefused):
+                cut = cut_of(query)
+                assert cut is not None
+                return take(cut, folder, known)
+        cut = cut_of(query)  # says what is missing, if it still is
+        raise CheckpointRefused(
+            f"files of {query.job}/{query.name} are removed again and again before they are "
+            f"linked, last those of epoch {cut.decision.epoch if cut else '?'}",
+            hint="try again while fewer epochs run; spark.sql.streaming.minBatchesToRetain says "
+            "how many epochs Spark keeps",
+        )
+
+    def _hashes(self) -> Hashes:
+        """Of the files that other savepoints share with the job: they need not be read again."""
+        found = {}
+        for _, savepoint in self.all():
+            if isinstance(savepoint, Savepoint):
+                for path, entry in savepoint.paths():
+                    with contextlib.suppress(FileNotFoundError):
+                        found[identity(path)] = str(entry["sha256"])
+        return found
+
+    # -------------------------------------------------------------- deleting
+
+    def delete(self, name: str) -> None:
+        """Remove a savepoint. Refused while a lineage depends on it."""
+        self._refuse_needed(name)
+        folder = self._folder_of(name)
+        self._store.delete(f"{name}/{MANIFEST}")  # from here on it is not there
+        reach("savepoint.unlisted")
+        if folder is not None:  # else it is damaged, and swept when nobody writes there
+            _remove(self._root / name / folder)
+
+    def _refuse_needed(self, name: str) -> None:
+        if not self._exists(name):
+            self.read(name)
+        identity = self._folder_of(name)
+        for lineage in self._dependents():
+            of = self._job.about(lineage).get("savepoint") or {}
+            if of.get("id") == identity or (identity is None and of.get("name") == name):
+                raise JobError(
+                    f"lineage {lineage[:8]} of job {self._job.name} was restored from savepoint "
+                    f"{name!r} and has published nothing yet",
+                    hint=f"start the job once, or finish the restore; then delete {name!r}",
+                )
+
+    def _dependents(self) -> Iterator[str]:
+        """Lineages that need the savepoint that they were restored from.
+
+        That is so until they have published an epoch of their own: a restore that was killed is
+        done again from it, the first start may find that the code does not fit and be followed by
+        another restore, and epochs that are run again without being published (`replay/`) may turn
+        out to differ. Later it is not: all files were linked or copied, and from its own retained
+        epochs, or a newer savepoint, the job can go back as well.
+        """
+        known = self._job.lineages()
+        for lineage in self._store_of_job("lineages"):
+            if self._job.store.read(f"lineages/{lineage}/lineage.json") is None:
+                continue  # its restore was killed before anything of it counted
+            if lineage not in known:
+                if not self._given_up(lineage):
+                    yield lineage
+            elif lineage == known[-1] and any(map(_waits, self._job.queries_of(lineage))):
+                yield lineage
+
+    def _store_of_job(self, folder: str) -> list[str]:
+        return sorted(self._job.store.list(folder))
+
+    def _given_up(self, lineage: str) -> bool:
+        """A restore that was killed before its commit point, and the job went on without it."""
+        for query in self._job.queries_of(lineage):
+            origin = Origin.of(query.epoch_log().read())
+            if origin is not None:
+                last = self._job.query(origin.ended, query.name).epoch_log().read().last
+                stood = max((stood.epoch for stood in origin.outputs.values()), default=-1)
+                if last is not None and last.epoch > stood:
+                    return True
+        return False
+
+    # -------------------------------------------------------------- sweeping
+
+    def _sweep_if_idle(self) -> None:
+        busy_or_none = contextlib.suppress(BlockingIOError, FileNotFoundError)
+        with busy_or_none, self._lock(fcntl.LOCK_EX | fcntl.LOCK_NB):
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove what a create or a delete that was killed left. Only while nobody creates."""
+        for name in self._store.list():
+            if not (self._root / name).is_dir():
+                continue
+            exists, keep = self._exists(name), self._folder_of(name)
+            if exists and keep is None:
+                continue  # a damaged manifest: who knows what is whole
+            for path in (self._root / name).iterdir():
+                if path.is_dir() and path.name != keep:
+                    shutil.rmtree(path, ignore_errors=True)
+            self._store.sweep(name)
+            if not exists:
+                with contextlib.suppress(OSError):
+                    (self._root / name).rmdir()
+
+    def _folder_of(self, name: str) -> str | None:
+        """The folder that the manifest names, if there is one that can be read."""
+        with contextlib.suppress(OnceflowError):
+            return str(Savepoint.at(self._root / name).body["folder"])
+        return None
+
+
+def _made_by(histories: Mapping[str, History]) -> dict[str, Any]:
+    """Of the driver that led last: its Spark, the fingerprint of its code, and its outputs."""
+    leaders = {query: history.leader() for query, history in histories.items()}
+    led = max(leaders.values(), key=lambda leader: int(leader["term"]))
+    outputs = {query: leader["outputs"] for query, leader in leaders.items()}
+    return {"spark": led.get("spark"), "code": led.get("code"), "outputs": outputs}
+
+
+def _known(history: History, lineage: str, epoch: int) -> dict[str, str]:
+    """Output -> the lineage under which its target knows the cut."""
+    return {output: history.known_as(lineage, epoch, output) for output in history.targets()}
+
+
+def _last_epoch(query: Query) -> int:
+    last = query.epoch_log().read().last
+    return -1 if last is None else last.epoch
+
+
+def _waits(query: Query) -> bool:
+    """Has this query of a restored lineage published nothing of its own yet?"""
+    log = query.epoch_log().read()
+    origin, last = Origin.of(log), log.last
+    if origin is None or last is None:
+        return False
+    return last.epoch <= origin.cut or query.to_replay(last.epoch + 1) is not None
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()

@@ -1,0 +1,139 @@
+"""Spark's state of a job at the end of any retained epoch, while the job runs or not.
+
+What is read is not the checkpoint, which a running job goes on changing and which may lack Spark's
+own commit of the last decided epoch. It is a folder with links to the files of state that the
+decision of the epoch names, and with offsets and commit as that decision has them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onceflow.epoch_log import Decision
+from onceflow.errors import CheckpointRefused, JobError, OnceflowError
+from onceflow.home import JobFolder, Query
+from onceflow.runtime.complaint import readable
+from onceflow.snapshots.checkpoint import ReadCheckpoint
+from onceflow.snapshots.look import chosen_queries, not_retained, where_decided
+from onceflow.spark_inside import Checkpoint
+from onceflow.spark_inside.state_reader import state_rows
+from onceflow.spark_inside.state_schema import StateStore, state_stores
+
+
+@dataclass(frozen=True)
+class EpochState:
+    """The state of one query at the end of one epoch."""
+
+    query: Query
+    decision: Decision
+    epochs: list[int]  # that are retained
+    files: list[Path]
+
+    @property
+    def stores(self) -> list[StateStore]:
+        kept = self.decision.state
+        return [s for s in state_stores(self.query.folder) if str(s.operator) in kept]
+
+    def bytes(self, store: StateStore) -> int:
+        """Of all files that this store is loaded from."""
+        folders = {self.query.folder / store.folder(n) for n in range(store.partitions)}
+        held = [f for f in self.files if f.parent in folders or f.parent.parent in folders]
+        total = 0
+        for file in held:
+            with contextlib.suppress(FileNotFoundError):
+                total += file.stat().st_size
+        return total
+
+    def rows(
+        self, spark: Any, store: StateStore, *, key: str | None, limit: int
+    ) -> list[dict[str, Any]]:
+        epoch = self.decision.epoch
+        with self._alone() as checkpoint:
+            try:
+                return state_rows(spark, checkpoint, store, epoch, key=key, limit=limit)
+            except OnceflowError:
+                raise
+            except Exception as error:  # of Spark: the edge
+                raise CheckpointRefused(
+                    f"Spark cannot read operator {store.operator}, store {store.name} of "
+                    f"{self.query.job}/{self.query.name} after epoch {epoch}: {readable(error)}",
+                    hint="look at another epoch: onceflow state list says which are retained",
+                ) from error
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(prefix="onceflow-state-") as name:
+            root = Path(name)
+            for file in self.files:
+                target = root / file.relative_to(self.query.folder)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    os.link(file, target)
+                except FileNotFoundError:
+                    raise self._gone() from None
+                except OSError:  # another file system
+                    target.symlink_to(file)
+            checkpoint, decision = Checkpoint(root), self.decision
+            checkpoint.set_query_id(self.query.spark_id)
+            checkpoint.set_offsets(decision.epoch, decision.offsets)
+            checkpoint.set_commit(decision.epoch, decision.watermark, decision.state)
+            yield root
+
+    def _gone(self) -> JobError:
+        others = [epoch for epoch in self.epochs if epoch != self.decision.epoch]
+        return not_retained(self.query, self.decision.epoch, others)
+
+
+def states(folder: JobFolder, *, query: str | None, epoch: int | None) -> list[EpochState]:
+    """Of each query that has that epoch, or of the last one that each has decided."""
+    lineage = folder.lineage()
+    if lineage is None:
+        raise JobError(f"job {folder.name} has not started yet", hint="run it first")
+    found, missing = [], []
+    for one in chosen_queries(folder, lineage, query):
+        try:
+            found.append(_state(folder, one, epoch))
+        except JobError as error:
+            missing.append(error)
+    if not found:
+        raise missing[0]
+    return found
+
+
+def _state(folder: JobFolder, query: Query, epoch: int | None) -> EpochState:
+    last = query.epoch_log().read().last
+    number = epoch if epoch is not None else -1 if last is None else last.epoch
+    place, known = where_decided(folder, query, number)
+    decision = known.get(number)
+    if decision is None:
+        raise not_retained(query, number, known)
+    try:
+        files = ReadCheckpoint(place.folder).state_files(number, decision.state)
+    except CheckpointRefused:
+        others = [other for other in known if other != number]
+        raise not_retained(query, number, others) from None
+    return EpochState(place, decision, sorted(known), files if decision.state else [])
+
+
+def choose(found: list[EpochState], operator: int | None, store: str | None) -> list[
+    tuple[EpochState, StateStore]
+]:  # fmt: skip
+    """The stores that are meant; `JobError` with those that there are."""
+    every = [(state, held) for state in found for held in state.stores]
+    if not every:
+        names = ", ".join(state.query.name for state in found)
+        raise JobError(f"{names} keeps no state that can be shown", hint="onceflow state list")
+    chosen = [
+        (state, held) for state, held in every
+        if operator in (None, held.operator) and store in (None, held.name)
+    ]  # fmt: skip
+    if not chosen:
+        there = ", ".join(f"--operator {held.operator} --store {held.name}" for _, held in every)
+        raise JobError("no state of that operator and store", hint=f"there are: {there}")
+    return chosen

@@ -1,0 +1,133 @@
+"""Which files it takes to load the state of an epoch, read without Spark.
+
+A store (of one operator, partition and name) at version v with id x is a snapshot, `v_x.zip`, which
+names files that it shares with other snapshots (`SSTs/…`, `logs/…`), or a changelog,
+`v_x.changelog`, on top of the version before. The head of a changelog lists versions and ids back
+to the snapshot that was due before it; that snapshot may have come to nothing, so the walk goes on
+until one is there, or to the beginning.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zipfile
+from pathlib import Path
+
+from onceflow.errors import CheckpointRefused
+from onceflow.spark_inside.source_log import names_in
+
+PARTS = ("SSTs", "logs")  # what snapshots of a store consist of, beside their `.zip`
+_MAGIC = b"LZ4Block"
+_BLOCK = struct.Struct("<Biii")  # token, compressed, original, checksum: Spark's lz4 stream
+_RAW, _LZ4 = 0x10, 0x20
+_LONGEST_HEAD = 1 << 18  # bytes, compressed; a text of Java's has at most 64 KiB
+_WITH_LINEAGE = ("v2", "v3")
+_MEND = "put the checkpoint back from a backup of the home"
+
+
+def stores_of(partition: Path) -> list[Path]:
+    """The folders of a partition's stores: itself, or one for each name (joins have four)."""
+    folders = [
+        partition / name
+        for name in names_in(partition)
+        if name not in ("_metadata", *PARTS) and (partition / name).is_dir()
+    ]
+    return folders or [partition]
+
+
+def files_of(store: Path, version: int, state_id: str) -> list[Path]:
+    """All files that version `version` with that id is loaded from."""
+    found: list[Path] = []
+    at = (version, state_id)
+    while True:
+        snapshot, changelog = (store / f"{at[0]}_{at[1]}{end}" for end in (".zip", ".changelog"))
+        if snapshot.exists():
+            return [*found, *_with_checksum(snapshot), *_shared(store, snapshot)]
+        if not changelog.exists():
+            raise CheckpointRefused(f"state {changelog} is missing", hint=_MEND)
+        found += _with_checksum(changelog)
+        if at[0] == 1:
+            return found
+        before = lineage(changelog)
+        if not before or before[-1][0] != at[0] - 1:
+            raise _damaged(changelog)
+        at = before[-1]
+
+
+def lineage(changelog: Path) -> list[tuple[int, str]]:
+    """Versions and ids before this changelog, oldest first, from the snapshot that was due."""
+    try:
+        with changelog.open("rb") as file:
+            head = _Head(file.read(_LONGEST_HEAD))
+        kind = head.text()
+        if kind not in _WITH_LINEAGE:
+            raise _damaged(changelog)
+        entries = json.loads(head.text())
+        return sorted((int(e["version"]), str(e["checkpointUniqueId"])) for e in entries)
+    except (ValueError, KeyError, TypeError, struct.error, OSError):
+        raise _damaged(changelog) from None
+
+
+class _Head:
+    """The first bytes of a file in Spark's lz4 stream, decompressed as far as they are read."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+        self._read = b""
+
+    def text(self) -> str:
+        """As Java's `DataOutputStream.writeUTF` writes it; ours is plain ASCII."""
+        (length,) = struct.unpack(">H", self._take(2))
+        return self._take(length).decode("ascii")
+
+    def _take(self, count: int) -> bytes:
+        while len(self._read) < count:
+            self._read += self._block()
+        taken, self._read = self._read[:count], self._read[count:]
+        return taken
+
+    def _block(self) -> bytes:
+        import pyarrow as pa
+
+        begin = self._at + len(_MAGIC)
+        if self._data[self._at : begin] != _MAGIC:
+            raise ValueError("no block of lz4")
+        token, size, original, _ = _BLOCK.unpack_from(self._data, begin)
+        first = begin + _BLOCK.size
+        self._at = first + size
+        held = self._data[first : self._at]
+        if not original or len(held) != size:
+            raise ValueError("the stream ends")
+        if token & 0xF0 == _RAW:
+            return held
+        if token & 0xF0 != _LZ4:
+            raise ValueError("no method of lz4")
+        return bytes(pa.Codec("lz4_raw").decompress(held, original))
+
+
+def _shared(store: Path, snapshot: Path) -> list[Path]:
+    """What a snapshot does not hold itself."""
+    try:
+        with zipfile.ZipFile(snapshot) as held:
+            text = held.read("metadata").decode()
+        names = json.loads(text.partition("\n")[2])
+        files = [store / "SSTs" / file["dfsSstFileName"] for file in names["sstFiles"]]
+        files += [store / "logs" / file["dfsLogFileName"] for file in names.get("logFiles") or ()]
+    except (ValueError, KeyError, TypeError, zipfile.BadZipFile, OSError):
+        raise _damaged(snapshot) from None
+    for file in files:
+        if not file.exists():
+            raise CheckpointRefused(f"{file}, part of {snapshot.name}, is missing", hint=_MEND)
+    return files
+
+
+def _with_checksum(path: Path) -> list[Path]:
+    checksum = path.with_name(f"{path.name}.crc")
+    return [path, checksum] if checksum.exists() else [path]
+
+
+def _damaged(path: Path) -> CheckpointRefused:
+    return CheckpointRefused(
+        f"{path} is damaged, or not of a form that this onceflow knows", hint=_MEND
+    )
