@@ -52,8 +52,9 @@ def row(producer: Any, target: Target, number: int) -> None:
 
 
 def record(producer: Any, target: Target, slot: int, number: int, slots: int) -> None:
-    said = {"number": number, "last": {"epoch": number - 1, "slots": slots},
-            "before": {"epoch": number - 2, "slots": slots} if number > 1 else None}  # fmt: skip
+    said = {"number": number, "last": {"lineage": "l", "epoch": number - 1, "slots": slots},
+            "before": {"lineage": "l", "epoch": number - 2, "slots": slots} if number > 1
+            else None}  # fmt: skip
     ledger = target.table + LEDGER
     producer.produce(ledger, json.dumps(said), b"job/result/result", partition=slot)
     producer.produce(ledger, b"not ours", b"somebody else", partition=slot)
@@ -115,8 +116,9 @@ def test_a_schema_holds_target_and_ledger_and_no_lock(
         db.execute(f"CREATE SCHEMA {schema}")
         assert read_server(target, "job").rows == []
         db.execute(f"CREATE TABLE {schema}.result (number bigint, _epoch bigint)")
-        db.execute(f"CREATE TABLE {schema}._onceflow_ledger (output text, epoch bigint)")
-        db.execute(f"INSERT INTO {schema}._onceflow_ledger VALUES ('job/result/result', 7)")
+        columns = "output text, epoch bigint, lineage text"
+        db.execute(f"CREATE TABLE {schema}._onceflow_ledger ({columns})")
+        db.execute(f"INSERT INTO {schema}._onceflow_ledger VALUES ('job/result/result', 7, 'l')")
         db.execute(f"INSERT INTO {schema}.result VALUES (4, 7)")
         found = read_server(target, "job")
         assert (found.names, found.rows, found.epochs) == (("number",), [(4,)], [7])

@@ -29,6 +29,7 @@ WRONG = {
     ("job.py", "--guarantee", "at-most-once"): "are for the built-in jobs",
     ("--report", "no/such/folder/r.html"): "there is no folder for",
     ("--fault", "kill-executor"): "only with --master cluster",
+    ("--fault", "snapshots", "--guarantee", "at-most-once"): "restore: only with outputs that",
 }
 
 

@@ -35,7 +35,11 @@ class Folder:
         table = "result" if kind == "sqlite" else ""
         self.target = Target("result/result", kind, str(self.out), table)
         self.observer = Observer(self.home, "echo", [self.target])
-        self.epochs = 0
+        self.epochs, self.commits, self.lineage = 0, 0, "l"
+        self.rows = 0
+        self.files: dict[int, dict[str, Any]] = {}  # by epoch
+        (self.home / "echo").mkdir(parents=True)
+        (self.home / "echo" / "job.json").write_bytes(seal("job", "echo", {"lineage": "l"}))
 
     def decide(self, rows: int) -> None:
         self.epochs += 1
@@ -43,7 +47,34 @@ class Folder:
             "type": "epoch", "epoch": self.epochs - 1, "term": 1, "end": {}, "watermark": 0,
             "state": {}, "outputs": {"result": {"files": [{"rows": rows}]}},
         }  # fmt: skip
-        self._put(self.query / "onceflow" / "log", self.epochs, "epoch log", entry)
+        number = len(list(self.query.glob("onceflow/log/*.json"))) + 1
+        self._put(self.query / "onceflow" / "log", number, "epoch log", entry)
+
+    def restore(self, cut: int) -> None:
+        """A lineage `m` goes on from that epoch."""
+        ended = {"type": "end", "term": 2, "to": "m"}
+        self._put(self.query / "onceflow" / "log", self.epochs + 1, "epoch log", ended)
+        self.query, self.lineage, self.epochs = (
+            self.home / "echo" / "lineages" / "m" / "result", "m", cut + 1,
+        )  # fmt: skip
+        begun = {"type": "begin", "term": 0, "origin": {"parent": "l", "cut": cut}}
+        self._put(self.query / "onceflow" / "log", 1, "epoch log", begun)
+
+    def take_back(self, cut: int, *, rows: bool = True) -> None:
+        """As the next opening does; or it leaves the rows."""
+        if self.kind == "sqlite":
+            with closing(sqlite3.connect(self.out)) as db, db:
+                db.execute(f"UPDATE _onceflow_ledger SET lineage = 'm', epoch = {cut}")
+                db.execute(f"DELETE FROM result WHERE _epoch > {cut if rows else 99}")
+            return
+        entry = {"type": "drop", "output": "echo/result/result", "lineage": "m", "epoch": cut}
+        if self.kind == "log":
+            gone = [file for epoch, file in self.files.items() if epoch > cut]
+            entry |= {"drop": [[0, f["first"], f["first"] + f["rows"]] for f in gone] * rows}
+        else:
+            entry |= {"above": cut if rows else 99}
+        self.commits += 1
+        self._put(self.out / "_commits", self.commits, "commit", entry)
 
     def publish(self, rows: Iterable[tuple[Any, ...]]) -> None:
         """As the epoch that was decided last."""
@@ -51,20 +82,29 @@ class Folder:
         if self.kind == "sqlite":
             with closing(sqlite3.connect(self.out)) as db, db:
                 db.execute("CREATE TABLE IF NOT EXISTS result (number, key, _lineage, _epoch)")
-                db.execute("CREATE TABLE IF NOT EXISTS _onceflow_ledger (output, epoch)")
+                db.execute("CREATE TABLE IF NOT EXISTS _onceflow_ledger (output, lineage, epoch)")
                 db.execute("DELETE FROM _onceflow_ledger")
-                said = f"INSERT INTO _onceflow_ledger VALUES ('echo/result/result', {epoch})"
-                db.execute(said)
+                ledger = ("echo/result/result", self.lineage, epoch)
+                db.execute("INSERT INTO _onceflow_ledger VALUES (?, ?, ?)", ledger)
                 db.executemany(f"INSERT INTO result VALUES (?, ?, 'l', {epoch})", listed)
             return
         self.out.mkdir(exist_ok=True)
-        name = f"{epoch:010d}-part.parquet"
+        name = f"{self.lineage}-{epoch:010d}-part.parquet" if self.lineage != "l" else (
+            f"{epoch:010d}-part.parquet"
+        )  # fmt: skip
         numbers, keys = zip(*listed, strict=True)
         pq.write_table(pa.table({"number": numbers, "key": keys}), self.out / name)
         data = (self.out / name).read_bytes()
-        file = {"path": name, "rows": len(listed), "bytes": len(data), "crc32": zlib.crc32(data)}
-        entry = {"type": "epoch", "output": "echo/result/result", "epoch": epoch, "files": [file]}
-        self._put(self.out / "_commits", self.epochs, "commit", entry)
+        file = {"path": name, "rows": len(listed), "bytes": len(data), "crc32": zlib.crc32(data),
+                "partition": 0, "first": self.rows}  # fmt: skip
+        self.files[epoch] = file
+        self.rows += len(listed)
+        entry = {
+            "type": "epoch", "output": "echo/result/result", "lineage": self.lineage,
+            "epoch": epoch, "files": [file],
+        }  # fmt: skip
+        self.commits += 1
+        self._put(self.out / "_commits", self.commits, "commit", entry)
 
     @staticmethod
     def _put(folder: Path, number: int, kind: str, entry: dict[str, Any]) -> None:
@@ -133,6 +173,61 @@ def test_a_reader_went_backwards(folder: Folder) -> None:
             path.unlink()
     folder.observer.poll()
     assert "backwards" in folder.kinds()
+
+
+# ---------------------------------------------------------------- taken back
+
+
+def go_back(folder: Folder, choice: str, **how: bool) -> None:
+    folder.observer.restoring({"result/result": choice})
+    folder.restore(0)
+    folder.take_back(0, **how)
+    folder.observer.poll()
+
+
+def again(folder: Folder, rows: list[tuple[Any, ...]]) -> None:
+    folder.decide(len(rows))
+    folder.publish(rows)
+    folder.observer.poll()
+
+
+def test_rows_that_were_taken_back_may_go_and_come_again(folder: Folder) -> None:
+    go_back(folder, "rewind")
+    assert folder.observer.published == 6
+    assert folder.observer.progress() == {"result": 0}
+    assert "backwards" in folder.kinds(), "they have not come yet"
+    again(folder, ROWS[6:8])  # in other epochs than before
+    again(folder, ROWS[8:])
+    left = [*folder.out.glob("0000000001-*")] if folder.kind == "files" else []
+    assert folder.kinds(in_order="number") == ["left"] * len(left)
+    assert folder.observer.progress() == {"result": 2}
+
+
+def test_rows_that_nobody_asked_to_take_back_may_not_go(folder: Folder) -> None:
+    go_back(folder, "skip")
+    again(folder, ROWS[6:])
+    assert "backwards" in folder.kinds()
+
+
+def test_nor_may_rows_of_before_the_cut(folder: Folder) -> None:
+    folder.observer.restoring({"result/result": "rewind"})
+    folder.restore(0)
+    folder.take_back(-1)
+    folder.observer.poll()
+    again(folder, ROWS)
+    assert "backwards" in folder.kinds()
+
+
+def test_rows_that_are_left_are_there_twice(folder: Folder) -> None:
+    go_back(folder, "rewind", rows=False)
+    again(folder, ROWS[6:])
+    assert "duplicated" in folder.kinds()
+
+
+def test_other_rows_that_come_instead_are_not_the_ones_that_went(folder: Folder) -> None:
+    go_back(folder, "rewind")
+    again(folder, ROWS[6:11])
+    assert folder.kinds(Truth(Counter(ROWS[:11]))).count("backwards") == 1
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "flipped"])

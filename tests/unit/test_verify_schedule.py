@@ -7,10 +7,11 @@ import json
 
 import pytest
 
+from onceflow.testing import faults
 from onceflow.testing.faults import POINTS, SERVICES
-from onceflow.verify.schedule import KILLS, KINDS, SERVERS, Fault, fits, plan, points
+from onceflow.verify.schedule import KILLS, KINDS, SERVERS, SNAPSHOTS, Fault, fits, plan, points
 
-LOCAL = [kind for kind in KINDS if kind != "kill-executor" and kind not in SERVERS]
+LOCAL = [kind for kind in KINDS if kind not in ("kill-executor", *SERVERS, *SNAPSHOTS)]
 CASES = [("files",), ("sqlite",), ("log",), ("files", "sqlite", "log")]
 SERVER_CASES = [("kafka",), ("postgres",), ("files", "kafka", "postgres")]
 
@@ -22,7 +23,9 @@ def test_one_seed_one_schedule() -> None:
 
 
 @pytest.mark.parametrize(("seed", "digest"), [(1, "64d2bbdc182a8054"), (2, "a6a4d6b3e6c7aee7")])
-def test_a_seed_means_what_it_meant_before_there_were_servers(seed: int, digest: str) -> None:
+def test_a_seed_means_what_it_meant_before_there_were_servers_and_snapshots(
+    seed: int, digest: str
+) -> None:
     listed = json.dumps([fault.as_json() for fault in plan(seed, CASES, count=200, kinds=LOCAL)])
     assert hashlib.sha256(listed.encode()).hexdigest()[:16] == digest
 
@@ -104,3 +107,32 @@ def test_the_points_of_servers_join_in_where_there_are_servers() -> None:
     assert {"kafka.written", "postgres.written"} <= asleep
     only = plan(1, [("postgres",)], count=9, kinds=["kill-postgres"], at=["postgres.copied"])
     assert {fault.point for fault in only} == {"postgres.copied"}
+
+
+# ---------------------------------------------------------------- snapshots
+
+
+def test_commands_of_people_come_between_the_faults_and_are_a_small_part_of_them() -> None:
+    found = plan(1, CASES, count=40, kinds=[*LOCAL, *SNAPSHOTS])
+    assert sum(fault.kind in KILLS for fault in found) == 20
+    assert {fault.kind for fault in found} == {*LOCAL, *SNAPSHOTS}
+    assert 4 <= sum(fault.kind in SNAPSHOTS for fault in found) <= 8
+
+
+def test_commands_are_killed_at_each_of_their_steps_and_drivers_end_in_every_way() -> None:
+    found = plan(1, [("files", "sqlite", "log")], count=400, kinds=SNAPSHOTS)
+    reached = {fault.point for fault in found} - {""}
+    of_deleting = {"savepoint.unlisted", "past.kept"}
+    assert reached == {*faults.SNAPSHOTS, "drop.committed", "drop.removed-one"} - of_deleting
+    back = [fault for fault in found if fault.kind in ("rollback", "restore")]
+    assert {fault.file for fault in back} == {"rewind", "skip"}
+    assert {fault.ends for fault in back} >= {"", "stop", "epoch.decided"}
+    assert {fault.visit for fault in found} == {1, 2, 3, 4}
+    assert {fault.point == "" for fault in back} == {True, False}
+
+
+def test_a_topic_takes_nothing_back() -> None:
+    found = plan(1, [("kafka",)], count=40, kinds=["restore"])
+    assert {fault.file for fault in found} == {"skip"}
+    fault = plan(1, [("kafka",)], count=1, kinds=["restore"], at=["restore.made"])[0]
+    assert fault.what == "restore: skip, broken at restore.made"

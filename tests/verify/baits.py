@@ -46,6 +46,10 @@ BAITS = {
     "ignore-the-term": Bait("torn or stuck", "zombie", "epoch.hardened", seed=2),  # late
     "no-fence-entry": Bait("stuck", "zombie", "epoch.hardened", seed=6),  # at open.swept
     "sweep-before-fencing": Bait("stuck", "zombie", "epoch.hardened", seed=24),  # at open.led
+    # Back over two epochs of three, after a driver that ended between deciding and sweeping.
+    "rewind-the-ledger-only": Bait("duplicated", "rollback", seed=382),
+    "skip-and-publish-again": Bait("duplicated", "rollback", sinks="sqlite", seed=41),
+    "restore-before-publishing": Bait("stuck", "rollback", seed=156),
 }
 SERVER_BAITS = {
     "ledger-to-the-last-stable-offset": Bait("duplicated", "open-transaction", sinks="kafka"),

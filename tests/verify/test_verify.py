@@ -89,6 +89,20 @@ def test_a_job_of_ones_own_against_its_undisturbed_run(tmp_path: Path) -> None:
     assert left == {"job.py"}, "it ran elsewhere"
 
 
+@pytest.mark.kill
+@pytest.mark.timeout(900)
+def test_people_go_back_and_forth_and_every_row_is_there_once(tmp_path: Path) -> None:
+    code, verdict, _ = verify(
+        "--jobs", "echo", "--sinks", "files,sqlite", "--fault", "snapshots", "--faults", "6",
+        "--seed", "1658", cwd=tmp_path,
+    )  # fmt: skip
+    assert code == 0
+    assert verdict["struck"] == 6, [f for f in verdict["faults"] if not f["hit"]]
+    assert {fault["kind"] for fault in verdict["faults"]} == {
+        "savepoint", "rollback", "restore", "fork",
+    }  # fmt: skip
+
+
 REFUSED = {
     "no workload": ("workload=line", "workload=None", "names no workload"),
     "a place of its own": ('Log("data/lines")', 'Log("/nowhere/lines")', "a folder of its own"),

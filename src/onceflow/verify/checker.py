@@ -20,7 +20,7 @@ import fcntl
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,9 @@ def check(
         seen = observer.seen[target.output]
         found += [Violation("corrupt", target.output, said) for said in seen.corrupt]
         found += [Violation("backwards", target.output, said) for said in seen.backwards]
+        if seen.owed and stopped:
+            said = f"of rows that were taken back some did not come again: {_examples(seen.owed)}"
+            found.append(Violation("backwards", target.output, said))
         try:
             end = read(target, job)  # nothing that was read before is trusted
         except Corrupt as error:
@@ -148,6 +151,25 @@ def ordered(target: Target, end: Published, column: str) -> Iterator[Violation]:
     if wrong:
         message = f"{len(wrong)} rows come behind later ones of their key: {_examples(wrong)}"
         yield Violation("disordered", target.output, message, len(wrong))
+
+
+def forked(name: str, targets: list[Target], truth: dict[str, Truth]) -> Iterator[Violation]:
+    """A fork begins at a cut and ends before its parent: of the truth it has a part, each row
+    once. Where rows are left to chance nothing can be said."""
+    for target in targets:
+        where, true = f"{name}/{target.output}", truth[target.output]
+        if true.total is not None:
+            continue
+        try:
+            end = read(target, name)
+        except Corrupt as error:
+            yield Violation("corrupt", where, str(error))
+            continue
+        if target.upserted:
+            yield from _dirty(replace(target, output=where), true, set(end.rows))
+        else:
+            wrong = differences(where, true.rows, Counter(end.rows))
+            yield from (violation for violation in wrong if violation.kind != "lost")
 
 
 # ---------------------------------------------------------------- epochs

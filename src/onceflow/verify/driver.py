@@ -82,8 +82,8 @@ def _live(order: Order, master: str, tell: Teller, stop: Stop) -> int:
     faults.arm_from_environment()
     mutants.install_from_environment()
     asked = argparse.Namespace(
-        job=order["job"], home="home", master=master, every=order.get("every"), once=False,
-        take_over=order["take_over"],
+        job=order["job"], home="home", master=master, every=order.get("every"),
+        once=order.get("once", False), take_over=order["take_over"], fork=order.get("fork"),
     )  # fmt: skip
     stop.clear()
     return live(asked, tell, stop)

@@ -45,6 +45,7 @@ class BuiltInJob:
     in_order: str = ""  # a column that grows within a key, epoch behind epoch
     sources: tuple[str, ...] = ("rows",)
     topic: bool = False  # it reads a Kafka topic
+    repeats: bool = True  # an epoch that is run again has the same rows
 
     def targets(
         self, sinks: str, folder: Path, servers: Servers | None = None, place: str = ""
@@ -163,7 +164,7 @@ JOBS = {
         BuiltInJob("distinct", (*SINKS, *SERVER_SINKS), _distinct),
         BuiltInJob("join", (*SINKS, *SERVER_SINKS), _join, sources=("first", "again")),
         BuiltInJob("several", ("all", "servers"), _several),
-        BuiltInJob("dice", ("sqlite", "postgres"), _dice, "update", ("face",)),
+        BuiltInJob("dice", ("sqlite", "postgres"), _dice, "update", ("face",), repeats=False),
         BuiltInJob("topic", ("kafka",), _echo, in_order="number", topic=True),
     )
 }

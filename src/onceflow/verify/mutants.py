@@ -109,7 +109,7 @@ def _ledger_in_another_transaction() -> None:
             ledger = self._ledger(db, publication.output)
             if judge(ledger, publication, str(self)) is Outcome.ALREADY_PUBLISHED:
                 return Outcome.ALREADY_PUBLISHED
-            self._write(db, publication)
+            self._write(db, publication, None)
         reach("sqlite.written")
         with self._writing() as db:
             db.execute(
@@ -226,9 +226,9 @@ class _Anything(dict[str, Any]):
 
 
 def _leave_spark_alone() -> None:
-    from onceflow.epoch import Epochs
+    from onceflow.agreement import Agreement
 
-    _put(Epochs, _make_spark_agree=lambda self: None)
+    _put(Agreement, make=lambda self: None)
 
 
 @_mutant("prune-without-a-roll-up")
@@ -306,3 +306,39 @@ def _ledger_compared_by_number_only() -> None:
 
     for module in (commits, kafka, kafka_slots, postgres, sqlite):
         _put(module, judge=by_number)
+
+
+# ---------------------------------------------------------------- snapshots
+
+
+@_mutant("rewind-the-ledger-only")
+def _rewind_the_ledger_only() -> None:
+    """A lineage that goes on from a cut moves the ledgers there, and takes no row back."""
+    from dataclasses import replace
+
+    from onceflow.lineage import Origin
+
+    bring = Origin.bring
+
+    def moved(self: Origin, sink: Any, output: str, ledger: Any, **how: Any) -> Any:
+        stays = {name: replace(stood, choice="replay") for name, stood in self.outputs.items()}
+        return bring(replace(self, outputs=stays), sink, output, ledger, **how)
+
+    _put(Origin, bring=moved)
+
+
+@_mutant("skip-and-publish-again")
+def _skip_and_publish_again() -> None:
+    """Epochs that were to be skipped are published like any other."""
+    from onceflow.lineage import Origin
+
+    _rewind_the_ledger_only()
+    _put(Origin, last_of=lambda self, output: self.cut)
+
+
+@_mutant("restore-before-publishing")
+def _restore_before_publishing() -> None:
+    """A restore ends the lineage without publishing what it decided last."""
+    from onceflow.snapshots.restore import Restore
+
+    _put(Restore, _publish=lambda self, going, output, term: None)

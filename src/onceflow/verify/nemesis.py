@@ -11,11 +11,11 @@ from pathlib import Path
 
 from onceflow.runtime.complaint import death
 from onceflow.runtime.family import processes
-from onceflow.verify import server_faults
+from onceflow.verify import server_faults, snapshot_faults
 from onceflow.verify.checker import Violation
 from onceflow.verify.drivers import Driver
 from onceflow.verify.play import Life, Play, Struck
-from onceflow.verify.reaching import REACH_WITHIN, at_work, disarm, epoch, stand_still
+from onceflow.verify.reaching import REACH_WITHIN, at_work, disarm, end_now, epoch, stand_still
 from onceflow.verify.schedule import Fault, opens
 
 _END_WITHIN = 120.0  # seconds until a driver has ended whose JVM is gone, or that was fenced
@@ -26,13 +26,6 @@ _DAMAGED = 7
 def strike(play: Play, fault: Fault, struck: Struck) -> None:
     """Returns when the fault has struck, or could not. The play waits for the recovery."""
     _ACTS[fault.kind](play, fault, struck)
-
-
-def _end_now(play: Play) -> None:
-    """The driver, its JVM and its workers: what comes next is done to files at rest."""
-    assert play.driver is not None
-    play.driver.end()
-    play.turn()
 
 
 # ---------------------------------------------------------------- kills
@@ -128,7 +121,7 @@ def _arm(play: Play, fault: Fault, action: str) -> Driver:
         assert life is not None
         play.driver.order(do="arm", fault=f"epoch.checked:{action}")
         if not play.wait(lambda: life.over, REACH_WITHIN):
-            _end_now(play)
+            end_now(play)
         play.start_life(fault=spec)
     else:
         assert play.driver is not None
@@ -139,9 +132,9 @@ def _arm(play: Play, fault: Fault, action: str) -> Driver:
 
 def _lost_commit(play: Play, fault: Fault, struck: Struck) -> None:
     at_work(play, fault)
-    _end_now(play)
+    end_now(play)
     names = []
-    for query in (play.case.folder / "home" / play.case.name).glob("lineages/*/*/commits"):
+    for query in play.observer.lineages.folder().glob("*/commits"):
         numbers = [int(path.name) for path in query.iterdir() if path.name.isdigit()]
         for folder in ("commits", "offsets")[: 2 if fault.file == "offsets" else 1] * bool(numbers):
             (query.parent / folder / str(max(numbers))).unlink(missing_ok=True)
@@ -250,7 +243,7 @@ def _slow_task(play: Play, fault: Fault, struck: Struck) -> None:
 def _damage(play: Play, fault: Fault, struck: Struck) -> None:
     """The right outcome is a clear error. Then the file is put back."""
     at_work(play, fault)
-    _end_now(play)
+    end_now(play)
     path = _victim(play, fault.file)
     if path is None:
         struck.what = f"there was no {fault.file} to damage"
@@ -270,7 +263,7 @@ def _damage(play: Play, fault: Fault, struck: Struck) -> None:
         else:
             struck.what += f"; {life.error['kind']}, exit code {life.code}"
         if not life.over:
-            _end_now(play)
+            end_now(play)
         path.write_bytes(good)
         play.life = None
         play.mended(struck)
@@ -283,14 +276,14 @@ def _flipped(data: bytes, at: int) -> bytes:
 def _victim(play: Play, what: str) -> Path | None:
     """A file that opening reads: the newest entry of the epoch log, the newest commit of a target,
     or the document of the lineage."""
-    home = play.case.folder / "home" / play.case.name
+    lineage = play.observer.lineages.folder()
     if what == "lineage":
-        found = list(home.glob("lineages/*/lineage.json"))
+        found = list(lineage.glob("lineage.json"))
     elif what == "commit":
         folders = [Path(t.path) / "_commits" for t in play.case.targets if t.is_folder]
         found = [path for folder in folders for path in folder.glob("0*.json")]
     else:
-        found = list(home.glob("lineages/*/*/onceflow/log/0*.json"))
+        found = list(lineage.glob("*/onceflow/log/0*.json"))
     if not found and what == "commit":
         return _victim(play, "decision")
     return max(found, key=lambda path: path.name, default=None)
@@ -330,5 +323,6 @@ _ACTS: dict[str, Callable[[Play, Fault, Struck], None]] = {
     "truncate": _damage,
     "flip": _damage,
     "full-disk": _full_disk,
+    **snapshot_faults.ACTS,
     **server_faults.ACTS,
 }

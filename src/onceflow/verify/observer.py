@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onceflow.verify.targets import Away, Corrupt, Decided, Published, Row, Target, decisions, read
+from onceflow.verify.decided import Decided, Lineages
+from onceflow.verify.targets import Away, Corrupt, Published, Row, Target, read
 
 _PAUSE = 0.2  # seconds
 _LONGEST_PAUSE = 2.0
@@ -25,22 +26,32 @@ class Seen:
 
     last: Published = field(default_factory=Published)
     rows: set[Row] = field(default_factory=set)  # every row ever, of an output that is upserted
+    owed: Counter[Row] = field(default_factory=Counter)  # taken back: at least these are to come
     backwards: list[str] = field(default_factory=list)
     corrupt: list[str] = field(default_factory=list)
 
 
 class Observer(threading.Thread):
-    """Polls targets and the epoch log. What it says is as new as its last poll."""
+    """Polls targets and the epoch log. What it says is as new as its last poll.
 
-    def __init__(self, home: Path, job: str, targets: list[Target]) -> None:
+    Rows that were seen once are seen ever after. Only where somebody asked to take back what an
+    output published after a cut, they may go away, in the one step in which the ledger comes to
+    the new lineage; and if the job `repeats`, they come again.
+    """
+
+    def __init__(
+        self, home: Path, job: str, targets: list[Target], *, repeats: bool = True
+    ) -> None:
         super().__init__(name="onceflow verify observer", daemon=True)
-        self.job, self.targets = job, targets
+        self.job, self.targets, self.repeats = job, targets, repeats
+        self.lineages = Lineages(home / job)
         self.seen = {target.output: Seen() for target in targets}
         self.decided: dict[str, dict[int, Decided]] = {}  # query -> epoch -> its decision
         self.samples: list[tuple[float, int]] = []  # (time, rows that can be read)
         self.polls = 0
         self.failure: BaseException | None = None
-        self._home = home / job
+        self._asked: dict[str, str] = {}  # output -> what becomes of its rows after the cut
+        self._choices: dict[str, dict[str, str]] = {}  # by the lineage that came of it
         self._known: dict[str, dict[str, Any]] = {target.output: {} for target in targets}
         self._enough = threading.Event()
         self._looking = threading.Lock()
@@ -72,6 +83,12 @@ class Observer(threading.Thread):
         with self._looking:
             yield
 
+    def restoring(self, choices: dict[str, str]) -> None:
+        """A restore begins. `choices`: output -> rewind or skip."""
+        with self._looking:
+            self._follow()
+            self._asked = choices
+
     # -------------------------------------------------------------- what it knows
 
     def progress(self) -> dict[str, int]:
@@ -97,14 +114,17 @@ class Observer(threading.Thread):
             self.poll()
 
     def poll(self) -> None:
-        for query in self._home.glob("lineages/*/*/onceflow"):
-            with contextlib.suppress(Corrupt):  # the driver is to say so
-                found = self.decided.setdefault(query.parent.name, {})
-                found |= {decision.epoch: decision for decision in decisions(query.parent)}
+        self._follow()
         for target in self.targets:
             self._look(target, self.seen[target.output])
         self.samples.append((time.monotonic(), self.published))
         self.polls += 1
+
+    def _follow(self) -> None:
+        self.lineages.look()
+        self.decided = self.lineages.decided()
+        for lineage in self.lineages.chain[1:]:
+            self._choices.setdefault(lineage, self._asked)
 
     def _look(self, target: Target, seen: Seen) -> None:
         try:
@@ -114,10 +134,51 @@ class Observer(threading.Thread):
             return
         except (Away, sqlite3.OperationalError):
             return  # it could not look (a server is down, no space for a lock): nothing was seen
-        _note(seen.backwards, *_went_back(target, seen.last, now))
+        if now.lineage not in ("", seen.last.lineage, *self.lineages.chain):
+            self._follow()  # it came since
+        cut = self._taken_back(target.output, seen.last.lineage, now.lineage)
+        if cut is None:
+            _note(seen.backwards, *_went_back(target, seen.last, now))
+        else:
+            _note(seen.backwards, *_went_too_far(seen.last, now, cut))
+            if self.repeats:
+                seen.owed |= _items(target, seen.last)
+        if seen.owed and seen.owed <= _items(target, now):
+            seen.owed.clear()
         if target.upserted:
             seen.rows |= set(now.rows)
         seen.last = now
+
+    def _taken_back(self, output: str, before: str, now: str) -> int | None:
+        """The epoch to which what an output had published was to be taken back, if it was."""
+        chain = self.lineages.chain
+        if now not in chain or before not in chain:
+            return None
+        passed = chain[chain.index(before) + 1 : chain.index(now) + 1]
+        cuts = [
+            self.lineages.cut(lineage, output.partition("/")[0])
+            for lineage in passed
+            if self._choices[lineage].get(output) == "rewind"
+        ]
+        return min(cuts, default=None)
+
+
+def _items(target: Target, published: Published) -> Counter[Row]:
+    """What comes again after it was taken back: rows, or keys with any row."""
+    if target.mode == "complete":
+        return Counter()
+    return Counter([*published.last_of_key(target.key)] if target.upserted else published.rows)
+
+
+def _went_too_far(before: Published, now: Published, cut: int) -> Iterator[str]:
+    kept = Counter(
+        row
+        for row, epoch in zip(before.rows, before.epochs, strict=True)
+        if epoch is not None and epoch <= cut
+    )
+    lost = kept - Counter(now.rows)
+    if lost:
+        yield f"rows {_some(lost)} were there before the cut at epoch {cut} and are gone"
 
 
 def _went_back(target: Target, before: Published, now: Published) -> Iterator[str]:

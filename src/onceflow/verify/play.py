@@ -73,6 +73,7 @@ class Case:
     queries: tuple[str, ...]
     logs: dict[str, str]  # source -> path of its log
     environment: dict[str, str]
+    repeats: bool = False  # an epoch that is run again has the same rows: it can be skipped
     servers: Servers | None = None
 
 
@@ -86,7 +87,12 @@ class Play:
         """`commits`: how many the input has; else as many as come until the last fault. `ahead`:
         all of them are there before the job starts."""
         self.case, self.drivers = case, drivers
-        self.observer = Observer(case.folder / "home", case.name, case.targets)
+        self.observer = Observer(
+            case.folder / "home", case.name, case.targets, repeats=case.repeats
+        )
+        self.savepoints: list[str] = []  # oldest first
+        self.forks: dict[str, list[Target]] = {}  # name -> its targets
+        self.commands = 0  # of people, that were run
         self.violations: list[Violation] = []
         self.struck: list[Struck] = []
         self.feed: Feed | None = None
@@ -176,10 +182,11 @@ class Play:
         self.life = Life()
         self.driver.order(
             do="live", job=self.case.job, folder=str(self.case.folder), take_over=take_over,
-            every="0ms", environment={
-                **self.case.environment, "ONCEFLOW_FAULT": fault, "ONCEFLOW_HOST": self.host,
-            },
+            every="0ms", environment=self.environment(fault),
         )  # fmt: skip
+
+    def environment(self, fault: str = "") -> dict[str, str]:
+        return {**self.case.environment, "ONCEFLOW_FAULT": fault, "ONCEFLOW_HOST": self.host}
 
     def turn(self) -> None:
         """A moment of waiting: hear what the driver says, show how it goes."""

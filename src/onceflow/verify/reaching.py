@@ -15,6 +15,13 @@ def at_work(play: Play, fault: Fault) -> None:
     play.wait(lambda: False, fault.after)
 
 
+def end_now(play: Play) -> None:
+    """The driver, its JVM and its workers: what comes next is done to files at rest."""
+    assert play.driver is not None
+    play.driver.end()
+    play.turn()
+
+
 def epoch(play: Play) -> str:
     return ", ".join(str(epoch) for epoch in play.observer.progress().values()) or "none"
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from html import escape
 from typing import Any
 
-from onceflow.verify.schedule import KILLS, KINDS
+from onceflow.verify.schedule import KILLS, KINDS, SNAPSHOTS
 
 Json = dict[str, Any]
 
@@ -266,8 +266,9 @@ def _reading(result: Json) -> str:
 
 
 def _name(fault: Json) -> str:
-    where = fault.get("point") or fault.get("file")
-    return f"{fault['kind']} {where}" if where else str(fault["kind"])
+    choice = [fault.get("file")] if fault["kind"] in SNAPSHOTS else []
+    where = [*choice, fault.get("point") or fault.get("file")]
+    return " ".join(dict.fromkeys(filter(None, [fault["kind"], *where])))
 
 
 def _seconds(value: float | None) -> str:

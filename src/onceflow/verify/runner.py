@@ -14,7 +14,7 @@ from onceflow import connector, jars
 from onceflow.errors import JobError, SetupError
 from onceflow.home import now
 from onceflow.verify import schedule
-from onceflow.verify.checker import ALLOWED, Violation, check
+from onceflow.verify.checker import ALLOWED, Violation, check, forked
 from onceflow.verify.disk import can_mount, disk_of
 from onceflow.verify.drivers import Drivers
 from onceflow.verify.feed import BuiltIn
@@ -129,6 +129,8 @@ class Runner:
                 why = "only in the built-in jobs, which have a place for it"
             elif kind == "full-disk" and not can_mount(self.settings.folder):
                 why = "a tmpfs cannot be mounted here (it needs root)"
+            elif kind in schedule.SNAPSHOTS and self.settings.guarantee in ALLOWED:
+                why = "only with outputs that promise exactly-once"
             elif kind in schedule.BREAK_SERVERS and any(map(given, of)):
                 named = ", ".join(filter(None, map(given, of)))
                 why = f"{named} names a server, which is not ours to break"
@@ -225,7 +227,7 @@ class Runner:
             job=f"{FILE}:{name}", name=name, sinks=sinks, folder=folder,
             targets=job.targets(sinks, folder, servers, place), source=source,
             queries=("result",), logs=dict.fromkeys(job.sources, "in"), environment=environment,
-            servers=servers,
+            repeats=job.repeats, servers=servers,
         )  # fmt: skip
 
         def truth(play: Play) -> dict[str, Truth]:
@@ -256,10 +258,13 @@ class Runner:
             assert play.feed is not None
             result.violations = [*play.violations]
             self._tell("truth", says=plot.says)
+            truth = plot.truth(play)
             wrong = check(
-                case.name, case.folder / "home", play.observer, plot.truth(play),
+                case.name, case.folder / "home", play.observer, truth,
                 in_order=plot.in_order, stopped=play.drained, guarantees=play.guarantees,
             )  # fmt: skip
+            for name, targets in play.forks.items():
+                wrong += forked(name, targets, truth)
             for violation in wrong:
                 promised = play.guarantees.get(violation.where, "")
                 allowed = ALLOWED.get(promised) == violation.kind

@@ -24,6 +24,10 @@ KINDS = {
     "truncate": "a file of onceflow's loses its end; put back after the error",
     "flip": "a bit of a file of onceflow's is flipped; put back after the error",
     "full-disk": "home and targets have no space left for a while",
+    "savepoint": "a savepoint of the job that runs, or that is stopped for it",
+    "rollback": "the driver ends, and the job goes back to an epoch that is retained",
+    "restore": "the driver ends, and the job goes back to a savepoint of this case",
+    "fork": "a second job from a cut of the first, which is run once",
     "kill-broker": "kill -9 of a Kafka broker, at a random time or while the driver publishes",
     "freeze-broker": "a broker stands still for longer than a transaction may take",
     "kill-postgres": "kill -9 of PostgreSQL, at a random time or while the driver publishes",
@@ -44,6 +48,8 @@ SERVERS = {
     "open-transaction": ("kafka",),
 }
 BREAK_SERVERS = ("kill-broker", "freeze-broker", "kill-postgres", "lost-answer")
+# Commands of people, each of them a process: it may be killed on its way, and is run again then.
+SNAPSHOTS = ("savepoint", "rollback", "restore", "fork")
 NEED_BUILT_IN = ("fail-task", "slow-task")
 # Where a paused driver would hold a lock that its successor waits for.
 _NO_SLEEP = ("sqlite.begun", "sqlite.written")
@@ -56,6 +62,24 @@ _STANDS = {
     "freeze-broker": ("", "kafka.begun", "kafka.written"),
     "kill-postgres": ("", "postgres.copied", "postgres.begun", "postgres.written"),
 }
+# Where such a command is killed, and, behind a restore, the next start is broken; "": nowhere.
+_SPOTS = {
+    "savepoint": (
+        "", "", "savepoint.held", "savepoint.linked", "savepoint.copied", "savepoint.listed",
+    ),
+    "restore": (
+        "", "", "restore.fenced", "restore.published", "restore.made", "restore.ended-one",
+        "open.ledger-brought",
+    ),
+    "fork": ("", "", "job.begun", "job.made", "job.listed"),
+}  # fmt: skip
+_TAKE_BACK = {
+    "files": ("drop.committed", "drop.removed-one"), "log": ("drop.committed", "drop.removed-one"),
+    "sqlite": ("sqlite.rewound",),
+}  # fmt: skip
+# How the driver ends before: by kill -9 at a random time, by `onceflow stop`, or at a point.
+_ENDS = ("", "stop", "epoch.staged", "epoch.decided", "epoch.output-published", "epoch.published")
+_BACK = 4  # savepoints or epochs, at most
 _TAKEN = "kafka.begun"  # the driver has read the ledger, and begins to publish
 # At which point of its successor's opening a zombie wakes up; or when epochs were decided since.
 _WAKINGS = ("open.led", "open.fenced", "open.ledgers-read", "open.published", "open.swept", "", "")
@@ -69,16 +93,20 @@ class Fault:
     case: int
     kind: str
     point: str = ""  # where it strikes, if at a named fault point
-    visit: int = 1
+    visit: int = 1  # of the point; or which savepoint or epoch, from the newest
     after: float = 0.0  # seconds of work before it strikes, if at a random time
-    file: str = ""  # what is damaged, which of Spark's files are deleted, or whose answer is lost
+    file: str = ""  # what is damaged or deleted, whose answer is lost; or rewind or skip
     wakes: str = ""  # the point of the successor's opening at which a zombie wakes up
     back: bool = False  # the server is back before the driver goes on from the point
+    ends: str = ""  # how the driver ends before a command
 
     @property
     def what(self) -> str:
         wakes = f", wakes up at {self.wakes}" if self.wakes else ""
         wakes += ", back before it goes on" if self.back else ""
+        if self.kind in SNAPSHOTS:
+            choice = f": {self.file}" if self.file else ""
+            return f"{self.kind}{choice}{f', broken at {self.point}' if self.point else ''}"
         if self.point:
             return f"{self.kind} at {self.point}{wakes}"
         return f"{self.kind}: {self.file}" if self.file else self.kind
@@ -142,7 +170,7 @@ def plan(
         if not any(fits(kind, sinks) for kind in cards[turn]):
             raise ValueError(f"none of {wanted} can strike a case with {sinks}")
         kind = next(kind for kind in decks[turn] if fits(kind, sinks))
-        point, visit, file, wakes, back = "", 1, "", "", False
+        point, visit, file, wakes, back, ends = "", 1, "", "", False, ""
         if kind in ("kill-point", "raise-point", "zombie"):
             asleep = kind == "zombie"
             reached = points(sinks, asleep=asleep)
@@ -164,9 +192,29 @@ def plan(
             point = _TAKEN
         elif kind == "lost-answer":
             file = rng.choice([server for server in SERVERS[kind] if server in sinks])
+        elif kind in SNAPSHOTS:
+            point, visit, file, ends = _snapshot(rng, kind, sinks, set(at))
         after = round(rng.uniform(0.0, 1.5), 3)
-        found.append(Fault(number, case, kind, point, visit, after, file, wakes, back))
+        found.append(Fault(number, case, kind, point, visit, after, file, wakes, back, ends))
     return found
+
+
+def _snapshot(
+    rng: random.Random, kind: str, sinks: tuple[str, ...], at: set[str]
+) -> tuple[str, int, str, str]:
+    """Point, which savepoint or epoch, what becomes of published rows, how the driver ends."""
+    file = ends = ""
+    goes_back = kind in ("rollback", "restore")
+    spots = _SPOTS["restore" if goes_back else kind]
+    if goes_back:
+        file = rng.choice(("rewind", "skip")) if {*sinks} != {"kafka"} else "skip"
+        ends = rng.choice(_ENDS)
+        if file == "rewind":
+            spots += tuple(spot for sink in sinks for spot in _TAKE_BACK.get(sink, ()))
+    elif kind == "savepoint":
+        ends = rng.choice(("", "", "stop"))
+    point = rng.choice([spot for spot in spots if spot in at] or spots)
+    return point, rng.randint(1, _BACK), file, ends
 
 
 def _deck(rng: random.Random, cards: list[str]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from onceflow.verify.servers import TRANSACTION_TIMEOUT, Servers
 
 _MOMENT = 1.0  # seconds that a server is away, its own start apart
 _FROZEN = TRANSACTION_TIMEOUT + 2.0
-_HELD = 5.0  # seconds that somebody's transaction stays open while a driver opens
+_HELD = 5.0  # seconds that somebody's transaction stays open while a driver reads the ledger
 
 
 def _servers(play: Play) -> Servers:
@@ -114,9 +114,13 @@ def _open_transaction(play: Play, fault: Fault, struck: Struck) -> None:
             disarm(play, fault, struck)
             return
         play.hit(struck, f"it lay there from before epoch {epoch(play)}")
-        play.start_life()
+        about_to_read = folder.with_name(f"{folder.name}-opening")
+        about_to_read.mkdir()
+        play.start_life(fault=f"open.fenced:pause:1:{about_to_read}")
         opening = play.life
         assert opening is not None
+        play.wait(lambda: (about_to_read / "paused").exists() or opening.over, REACH_WITHIN)
+        (about_to_read / "resume").touch()
         play.wait(lambda: opening.started or opening.over, _HELD)
     play.mended(struck)
 

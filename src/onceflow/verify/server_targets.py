@@ -131,7 +131,8 @@ class Reader:
             found.names = found.names or tuple(rows[0] if rows else ())
             found.rows += [tuple(row.values()) for row in rows]
         found.epochs = [None] * len(found.rows)
-        found.ledger = _position(self._records(target, f"{job}/{target.output}"))
+        at = _position(self._records(target, f"{job}/{target.output}"))
+        found.ledger, found.lineage = (at["epoch"], at["lineage"]) if at else (None, "")
         return found
 
     def _records(self, target: Target, output: str) -> dict[int, dict[str, Any]]:
@@ -145,15 +146,15 @@ class Reader:
         }
 
 
-def _position(records: dict[int, dict[str, Any]]) -> int | None:
-    """The epoch of the last publication that all of its slots have."""
+def _position(records: dict[int, dict[str, Any]]) -> dict[str, Any] | None:
+    """The last publication that all of its slots have."""
     newest = max(records.values(), key=lambda record: record["number"], default=None)
     if newest is None or newest["last"] is None:
         return None
     numbers = {slot: record["number"] for slot, record in records.items()}
     whole = all(numbers.get(k) == newest["number"] for k in range(newest["last"]["slots"]))
-    said = newest["last"] if whole else newest["before"]
-    return said["epoch"] if said else None
+    said: dict[str, Any] | None = newest["last"] if whole else newest["before"]
+    return said
 
 
 def _parsed(topic: str, value: bytes) -> dict[str, Any]:
@@ -236,9 +237,9 @@ def _read_table(target: Target, job: str) -> Published:
             db.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ  # rows and ledger as one
             found, have = Published(), _tables(db, schema)
             if "_onceflow_ledger" in have:
-                asked = f"SELECT epoch FROM {schema}._onceflow_ledger WHERE output = %s"
+                asked = f"SELECT epoch, lineage FROM {schema}._onceflow_ledger WHERE output = %s"
                 said = db.execute(asked, (f"{job}/{target.output}",)).fetchone()
-                found.ledger = said[0] if said else None
+                found.ledger, found.lineage = (said[0], said[1] or "") if said else (None, "")
             if table in have:
                 fill(found, db.execute(f'SELECT * FROM {schema}."{table}"'))
             return found
@@ -254,7 +255,10 @@ def _tables(db: Any, schema: str) -> set[str]:
 def _left_in_schema(target: Target) -> Iterator[str]:
     schema, _, table = target.table.partition(".")
     with closing(_connect(target)) as db:
-        for name in sorted(_tables(db, schema) - {table, "_onceflow_ledger"}):
+        kept = {"_onceflow_ledger", "_onceflow_rewind", f"_onceflow_before_{table}"}
+        for name in sorted(_tables(db, schema) - {table, *kept}):
+            if name.removeprefix("_onceflow_before_").startswith("fork_"):
+                continue  # of a fork of the job, which is to be there
             yield f"table {schema}.{name}"
         locks = db.execute(
             "SELECT DISTINCT pid FROM pg_locks JOIN pg_class ON pg_class.oid = relation "

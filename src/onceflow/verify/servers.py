@@ -98,6 +98,15 @@ class Servers:
             found["ONCEFLOW_VERIFY_POSTGRES"] = (*dsns, self.postgres.dsn)[0]
         return found
 
+    def for_commands(self) -> dict[str, str]:
+        """A password is kept nowhere: who looks after a job brings it."""
+        if self.postgres is None:
+            return {}
+        from psycopg.conninfo import conninfo_to_dict
+
+        password = conninfo_to_dict(self.postgres.dsn).get("password")
+        return {"PGPASSWORD": str(password)} if password else {}
+
     def _clear(self) -> None:
         """What is in a folder of ours goes with it."""
         if self.kafka is not None and given("kafka"):

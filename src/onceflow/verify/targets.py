@@ -2,7 +2,8 @@
 
 The layout that is followed is the documented one. A folder of `Files` or a log has numbered
 commits; a reader takes the newest roll-up, the files of its manifests, and those of the commits
-above it. A document of ours is two lines: a head with a checksum, and a body in JSON.
+above it, without what a later `drop` took back: in a folder of `Files` all epochs above one, in a
+log ranges of offsets. A document of ours is two lines: a head with a checksum, and a body in JSON.
 """
 
 from __future__ import annotations
@@ -59,12 +60,13 @@ class Target:
 @dataclass
 class Published:
     """All rows that are committed, in the order of their commits. `epochs` has the epoch of each
-    row where the target tells; `ledger` the last epoch and the highest term that it remembers."""
+    row where the target tells; `ledger` and `lineage` the last epoch that it remembers."""
 
     names: tuple[str, ...] = ()
     rows: list[Row] = field(default_factory=list)
     epochs: list[int | None] = field(default_factory=list)
     ledger: int | None = None
+    lineage: str = ""
     files: tuple[str, ...] = ()
 
     def last_of_key(self, key: tuple[str, ...]) -> dict[Row, Row]:
@@ -113,14 +115,12 @@ def _read_folder(root: Path, output: str, known: dict[str, Any]) -> Published:
         return Published()
     for _ in range(_TRIES):
         try:
-            commits, ledger = _commits(root, output)
+            files, found = _commits(root, output)
             break
         except FileNotFoundError:
             continue  # rolled up while we read: begin again
     else:
         raise Corrupt(f"{root}: what its commits name cannot be found")
-    found = Published(ledger=ledger)
-    files = [file for commit in commits for file in commit["files"]]
     found.files = tuple(file["path"] for file in files)
     for file in files:
         if file["path"] not in known:
@@ -133,28 +133,43 @@ def _read_folder(root: Path, output: str, known: dict[str, Any]) -> Published:
     return found
 
 
-def _commits(root: Path, output: str) -> tuple[list[dict[str, Any]], int | None]:
+def _commits(root: Path, output: str) -> tuple[list[dict[str, Any]], Published]:
+    """The files of an output that stand, oldest first; and what its ledger says."""
     folder = root / "_commits"
     names = sorted(os.listdir(folder))
     newest = max((n for n in names if n.startswith("rollup-")), default="")
     found: list[dict[str, Any]] = []
-    ledger: int | None = None
+    said = Published()
+    above: list[list[int]] = []  # commit, and the epoch above which it took back what was before
+    ranges: list[list[int]] = []  # partition, and from which offset to which one
     if newest:
         rolled = body(folder / newest)
         at = rolled["ledgers"].get(output, {}).get("at")
-        ledger = at["epoch"] if at else None
+        said.ledger, said.lineage = (at["epoch"], at["lineage"]) if at else (None, "")
+        above, ranges = list(rolled.get("drops", ())), [d[1:] for d in rolled.get("dropped", ())]
         for manifest in rolled["manifests"]:
             found += _listed(root, manifest["name"])
     for name in names:
         if name[0].isdigit() and name > newest.removeprefix("rollup-"):
             entry = body(folder / name)
-            if entry.get("output") == output and entry["type"] == "epoch":
-                ledger = entry["epoch"]
-            found += [entry] if entry.get("files") else []
+            number = int(name.partition(".")[0])
+            if entry.get("output") == output and entry["type"] in ("epoch", "drop"):
+                said.ledger, said.lineage = entry["epoch"], entry.get("lineage", "")
+            if entry["type"] == "drop" and "above" in entry:
+                above.append([number, entry["above"]])
+            ranges += entry.get("drop", ())
+            found += [{"number": number, **entry}] if entry.get("files") else []
     if max((n for n in os.listdir(folder) if n.startswith("rollup-")), default="") != newest:
         raise FileNotFoundError
-    mine = [c for c in found if c.get("output", output) == output]
-    return mine, ledger
+    files = [
+        file
+        for commit in found
+        if commit.get("output", output) == output
+        and not any(commit["number"] < drop and commit["epoch"] > epoch for drop, epoch in above)
+        for file in commit["files"]
+        if not any(file["partition"] == p and a <= file["first"] < b for p, a, b in ranges)
+    ]
+    return files, said
 
 
 def _listed(root: Path, name: str) -> Iterator[dict[str, Any]]:
@@ -204,9 +219,9 @@ def _read_table(target: Target, job: str) -> Published:
             have = {r[0] for r in db.execute("SELECT name FROM sqlite_master WHERE type='table'")}
             found = Published()
             if "_onceflow_ledger" in have:
-                asked = "SELECT epoch FROM _onceflow_ledger WHERE output = ?"
+                asked = "SELECT epoch, lineage FROM _onceflow_ledger WHERE output = ?"
                 said = db.execute(asked, (f"{job}/{target.output}",)).fetchone()
-                found.ledger = said[0] if said else None
+                found.ledger, found.lineage = (said[0], said[1] or "") if said else (None, "")
             if target.table in have:
                 fill(found, db.execute(f'SELECT * FROM "{target.table}"'))
             return found
@@ -223,56 +238,3 @@ def fill(found: Published, cursor: Any) -> None:
     for row in cursor:
         found.rows.append(tuple(row[i] for i in kept))
         found.epochs.append(None if epoch is None else row[epoch])
-
-
-# ---------------------------------------------------------------- the epoch log
-
-
-@dataclass(frozen=True)
-class Decided:
-    """A decision as it stands in the epoch log."""
-
-    epoch: int
-    term: int
-    end: dict[str, Any]
-    watermark: int  # of the next epoch, milliseconds
-    stateful: bool
-    rows: dict[str, int]  # output -> rows
-
-    def read_to(self, source: str) -> list[int]:
-        """How far a source was read: the next offset of each partition."""
-        end = self.end[source]
-        if "next" in end:
-            return list(end["next"])
-        ((_, topic),) = end.items()  # of Spark's connector: topic -> partition -> next offset
-        return [topic[str(partition)] for partition in range(len(topic))]
-
-
-def decisions(query: Path) -> list[Decided]:
-    """The decisions that the epoch log of a query still names, oldest first."""
-    folder = query / "onceflow" / "log"
-    for _ in range(_TRIES):
-        try:
-            return list(map(_decided, _entries(folder)))
-        except FileNotFoundError:
-            continue
-    return []
-
-
-def _entries(folder: Path) -> list[dict[str, Any]]:
-    names = sorted(os.listdir(folder)) if folder.is_dir() else []
-    newest = max((n for n in names if n.startswith("rollup-")), default="")
-    found = list(body(folder / newest)["decisions"]) if newest else []
-    above = newest.removeprefix("rollup-")
-    entries = [body(folder / n) for n in names if n[0].isdigit() and n > above]
-    return found + [entry for entry in entries if entry["type"] == "epoch"]
-
-
-def _decided(entry: dict[str, Any]) -> Decided:
-    rows = {
-        name: sum(file["rows"] for file in output["files"])
-        for name, output in entry["outputs"].items()
-    }
-    return Decided(
-        entry["epoch"], entry["term"], entry["end"], entry["watermark"], bool(entry["state"]), rows
-    )
