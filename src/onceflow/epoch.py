@@ -254,6 +254,7 @@ class Epochs:
         any more."""
         wanted = self._before(self._last_epoch + 1)
         if wanted is None or self._origin is None:
+            self.opened_at = self.log.last.epoch if self.log.last else None
             self._agreement.put_in_no_data()
             return None
         self._agreement.put_in(wanted)

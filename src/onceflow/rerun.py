@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onceflow.epoch_log import Decision
-from onceflow.errors import JobError
+from onceflow.errors import JobError, PlanChanged
 from onceflow.flow import Flow
 from onceflow.handle import run_again
 from onceflow.home import JobFolder, Query
@@ -140,9 +140,16 @@ def _run(begins: _Begins, place: Path, spark: SparkSession) -> Again:
     rows = place / "rows"
     declared = flow.queries[query.name]
     outputs = {name: _Kept(rows / name) for name in declared.outputs}
-    last = run_again(
-        made, replace(declared, outputs=outputs, guarantees={}, on_bad=None, looks_only=True)
-    )
+    try:
+        last = run_again(
+            made, replace(declared, outputs=outputs, guarantees={}, on_bad=None, looks_only=True)
+        )
+    except PlanChanged as changed:
+        raise JobError(
+            f"epoch {decision.epoch} cannot be run again, its input is not what it was: "
+            f"{changed.message}",
+            hint="bring back the files that it read",
+        ) from changed
     return Again(last.rows, last.digest, rows)
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from test_restore import JOB, World
 
 from onceflow import job
+from onceflow.cli import cli
 from onceflow.errors import JobError
 from onceflow.rerun import rerun
 
@@ -63,3 +66,39 @@ def test_an_epoch_that_is_not_there_is_refused(world: World) -> None:
     world.live(*ONLY)
     with pytest.raises(JobError, match="epoch 7 of shop/files is not retained"):
         again(world, "files", 7)
+
+
+def test_input_that_is_gone_is_told_as_such(world: World) -> None:
+    world.add(2)
+    world.live(*ONLY)
+    (world.root / "in" / "0001.parquet").unlink()
+    with pytest.raises(JobError, match="its input is not what it was") as refused:
+        again(world, "files", 1)
+    assert not refused.value.retryable
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('rows.select("no such column")', "wrong.py, line 9: .*no such column"),
+        ('rows.foo.bar("x")()', "wrong.py, line 9: "),
+        ("1 / 0", "wrong.py, line 9: ZeroDivisionError"),
+    ],
+)
+def test_code_that_is_wrong_is_told_in_a_line(world: World, line: str, says: str) -> None:
+    world.add(1)
+    world.live(*ONLY)
+    (world.root / "wrong.py").write_text(
+        "from onceflow import Flow, job, sources\nfrom onceflow.sinks import Files\n\n\n"
+        f'@job("{JOB}")\ndef wrong(flow: Flow) -> None:\n'
+        f'    files = sources.Files("{world.root / "in"}", schema="key string")\n'
+        '    rows = flow.read("for_files", files)\n'
+        f"    rows = {line}\n"
+        f'    flow.write("files", rows, to=Files("{world.root / "files"}"))\n'
+    )
+    asked = ["epoch", "show", JOB, "0", "--query", "files", "--rerun", str(world.root / "wrong.py")]
+    ran = CliRunner().invoke(cli, [*asked, "--home", str(world.root / "home")])
+    assert isinstance(ran.exception, JobError)
+    assert re.search(says, ran.exception.message)
+    assert ran.exception.exit_code == 2
+    assert ran.exception.hint

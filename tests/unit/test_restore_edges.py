@@ -13,10 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
+from onceflow.cli import cli
 from onceflow.committables import describe
 from onceflow.epoch_log import Decision, OutputDecision
-from onceflow.errors import CheckpointRefused, JobError
+from onceflow.errors import CheckpointRefused, JobError, TargetBehind
 from onceflow.home import JobFolder, now
 from onceflow.ledger import Guarantee, Ledger, Publication
 from onceflow.lineage import Origin, refuse_foreign
@@ -268,3 +270,118 @@ def test_after_an_arrival_the_old_home_cannot_open_the_targets(world: World) -> 
         world.driver(world.files()).open()
     Driver(elsewhere, "q", world.files()).open().run()
     assert world.ids() == [0, 1, 2]
+
+
+def carried(world: World) -> Savepoint:
+    shutil.copytree(world.savepoint().folder, world.root / "carried")
+    return Savepoint.at(world.root / "carried")
+
+
+def test_a_home_that_arrived_second_goes_back_to_its_savepoint(world: World) -> None:
+    world.driver(world.files()).open().run(2)
+    savepoint = carried(world)
+    for name in ("first", "second"):
+        home = JobFolder(world.root / name, "shop")
+        Arrive(home, savepoint, {"": "rewind"}).run({})
+    Driver(home, "q", world.files()).open().run(3)
+    restore = Restore(home, savepoint.cuts(), {"": "rewind"}, "restore")
+    assert [answer.says for answer in restore.plan()] == ["the rows of 3 epochs are taken back"]
+    restore.run({})
+    Driver(home, "q", world.files()).open().run()
+    assert world.ids() == [0, 1, 2]
+
+
+def test_a_home_that_arrived_and_was_not_started_can_be_worked_with(world: World) -> None:
+    world.driver(world.files()).open().run(2)
+    savepoint = carried(world)
+    home = JobFolder(world.root / "new", "shop")
+    Arrive(home, savepoint, {"": "replay"}).run({})
+    Savepoints(home).create("again", {}).verify()
+    restore = Restore(home, savepoint.cuts(), {"": "rewind"}, "restore")
+    restore.plan()
+    restore.run({})
+    Driver(home, "q", world.files()).open().run()
+    assert world.ids() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("choice", ["rewind", "skip", "replay"])
+def test_a_target_that_is_gone_is_named_before_anything_is_touched(
+    world: World, choice: str
+) -> None:
+    def table() -> dict[str, Sink]:
+        return {"out": Sqlite(world.root / "t.db", table="t")}
+
+    driver = world.driver(table()).open().run(2)
+    savepoint = world.savepoint()
+    driver.run(2)
+    (world.root / "t.db").rename(world.root / "elsewhere.db")
+    restore = Restore(world.folder, savepoint.cuts(), {"": choice}, "restore")
+    with pytest.raises(TargetBehind, match="has nothing of the job any more") as refused:
+        restore.plan()
+    assert "bring back the target" in (refused.value.hint or "")
+    assert not (world.root / "t.db").exists()
+
+
+# ---------------------------------------------------------------- the commands
+
+
+def fork(world: World, *arguments: str, name: str = "what-if") -> str:
+    ran = CliRunner().invoke(
+        cli, ["fork", "shop", "--as", name, "--home", str(world.root / "home"), *arguments]
+    )
+    return ran.output + str(ran.exception or "")
+
+
+def test_a_fork_goes_into_nothing_that_is_its_parents_or_another_forks(world: World) -> None:
+    """Readers of the folder would see both."""
+    world.driver({"q": Files(world.root / "out" / "q")}).open().run(2)
+    (world.root / "link").symlink_to(world.root / "out")
+    for arguments in (
+        ["--outputs", world.root / "out"],
+        ["--output", f"q/q={world.root / 'out'}"],
+        ["--output", f"q/q={world.root / 'x' / '..' / 'out' / 'q'}"],
+        ["--output", f"q/q={world.root / 'link' / 'q' / 'below'}"],
+    ):
+        assert "output q/q of shop is in" in fork(world, *map(str, arguments)), arguments
+    assert "run it: onceflow run" in fork(world, "--outputs", str(world.root / "mine"))
+    said = fork(world, "--outputs", str(world.root / "mine"), name="other")
+    assert "output q/q of fork what-if is in" in said
+    assert "run it" in fork(world, "--outputs", str(world.root / "others"), name="other")
+
+
+def test_a_moved_savepoint_is_looked_at_and_forked_where_nobody_knows_the_job(
+    world: World,
+) -> None:
+    world.driver(world.files()).open().run(2)
+    savepoint = str(carried(world).folder)
+    home = ["--home", str(world.root / "empty")]
+    for command in ("show", "verify"):
+        ran = CliRunner().invoke(cli, ["savepoint", command, "shop", savepoint, *home])
+        assert ran.exit_code == 0, ran.output
+        ran = CliRunner().invoke(cli, ["savepoint", command, "bakery", savepoint, *home])
+        assert "is a savepoint of job shop, not of bakery" in ran.output + str(ran.exception)
+    more = ["--from", savepoint, "--outputs", str(world.root / "mine"), *home]
+    ran = CliRunner().invoke(cli, ["fork", "shop", "--as", "new", *more])
+    assert ran.exit_code == 0, ran.output
+    assert JobFolder(world.root / "empty", "new").fork() is not None
+    assert world.ids() == [0, 1]
+
+
+def test_a_restore_without_a_choice_names_the_choices(world: World) -> None:
+    world.driver(world.files()).open().run(2)
+    world.savepoint()
+    home = ["--home", str(world.root / "home")]
+    for arguments in (["restore", "shop", "saved"], ["rollback", "shop", "--to", "0"]):
+        ran = CliRunner().invoke(cli, [*arguments, *home])
+        assert ran.exit_code
+        error = ran.exception
+        assert isinstance(error, JobError)
+        assert error.hint == "--published rewind or skip or replay"
+
+
+def test_a_plan_on_a_new_home_says_that_it_is_done_at_once(world: World) -> None:
+    world.driver(world.files()).open().run(2)
+    savepoint = str(carried(world).folder)
+    more = ["--published", "rewind", "--plan", "--home", str(world.root / "empty")]
+    ran = CliRunner().invoke(cli, ["restore", "shop", savepoint, *more])
+    assert "the targets are moved at once" in ran.output

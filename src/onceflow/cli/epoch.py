@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import click
 
 from onceflow.cli.output import home_option, json_option, number, show, table
 from onceflow.cli.status import chosen
+from onceflow.errors import JobError, OnceflowError
 from onceflow.home import JobFolder
 from onceflow.job import load
 from onceflow.session import get_session
@@ -66,19 +68,30 @@ def _rerun(
     folder: JobFolder, spec: str, found: list[dict[str, Any]], *, as_json: bool
 ) -> dict[str, dict[str, Any]]:
     from onceflow.rerun import rerun
-    from onceflow.runtime.driver import find_by_workers, send_to_workers
+    from onceflow.runtime.complaint import complaint
+    from onceflow.runtime.driver import find_by_workers, keep_libraries_quiet, send_to_workers
 
     if not as_json:
         click.echo("starting Spark to run the epoch again …", err=True)
     file = spec.partition(":")[0]
     find_by_workers(file)
-    spark = get_session(log=folder.folder / "spark.log")
-    job = load(spec)
-    send_to_workers(file)
-    return {
-        told["query"]: rerun(job, folder, told["epoch"], query=told["query"], spark=spark)
-        for told in found
-    }
+    keep_libraries_quiet()
+    log = folder.folder / "spark.log"
+    spark = get_session(log=log)
+    try:
+        job = load(spec)
+        send_to_workers(file)
+        return {
+            told["query"]: rerun(job, folder, told["epoch"], query=told["query"], spark=spark)
+            for told in found
+        }
+    except OnceflowError:
+        raise
+    except Exception as error:  # of the job, or of Spark because of it
+        said = complaint(error, Path(file), log=log)
+        problem = JobError(said.message, hint=said.hint)
+        problem.exit_code = said.exit_code
+        raise problem from error
 
 
 def _text(told: dict[str, Any]) -> str:

@@ -9,13 +9,13 @@ import click
 
 from onceflow.cli.output import home_option, json_option, show, table
 from onceflow.cli.restore import plan_option, who
+from onceflow.cli.savepoint import find
 from onceflow.cli.status import chosen
 from onceflow.errors import CheckpointRefused, JobError
 from onceflow.home import JobFolder
 from onceflow.snapshots.cuts import Cut, cut_of
 from onceflow.snapshots.fork import Fork
 from onceflow.snapshots.history import History
-from onceflow.snapshots.savepoints import Savepoints
 
 _TRIES = 5
 
@@ -51,7 +51,9 @@ def command(job: str, *, name: str, home: str, **options: Any) -> None:
 
     Run it with: onceflow run JOB.py --as NEW
     """
-    parent = chosen(home, job)[0]
+    parent = JobFolder(home, job)
+    if options["savepoint"] is None or parent.first_lineage() is not None:
+        parent = chosen(home, job)[0]
     named = dict(_pair(text) for text in options["named"])
     for last in (False,) * (_TRIES - 1) + (True,):
         try:
@@ -79,12 +81,14 @@ def _fork(parent: JobFolder, folder: JobFolder, savepoint: str | None) -> tuple[
                 cuts[query.name] = (query.lineage, cut)
         reason, starts = f"fork of {parent.name}", parent.starts()
     else:
-        found = Savepoints(parent).find(savepoint)
+        found = find(str(parent.home), parent.name, savepoint)
         found.verify()
         cuts, starts = found.cuts(), found.body["starts"]
         reason = f"fork of {parent.name} at {found.name}"
     if not cuts:
         raise JobError(f"job {parent.name} has not decided an epoch yet", hint="let it run first")
+    if parent.first_lineage() is None:
+        return Fork(parent.name, cuts, found.body["outputs"], starts, folder), reason
     lineage = parent.lineage()
     assert lineage is not None
     targets = {query: History(parent, query, lineage).targets() for query in cuts}

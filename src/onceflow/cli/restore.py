@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from onceflow.cli.output import home_option, json_option, show, table
+from onceflow.cli.savepoint import find as find_savepoint
 from onceflow.cli.status import chosen
 from onceflow.home import JobFolder
 from onceflow.runtime.lease import host_name
@@ -17,14 +18,11 @@ from onceflow.snapshots.arrive import Arrive
 from onceflow.snapshots.epochs import retained
 from onceflow.snapshots.lineages import find
 from onceflow.snapshots.restore import Restore
-from onceflow.snapshots.savepoint import Savepoint
-from onceflow.snapshots.savepoints import Savepoints
 
 published_option = click.option(
     "--published",
     metavar="[QUERY/OUTPUT=]CHOICE",
     multiple=True,
-    required=True,
     help="Rows that were published after the cut: take them back (rewind), leave them and compute "
     "their epochs again without publishing (skip), or publish them once more (replay). For all "
     "outputs, or for one; may be given several times.",
@@ -48,7 +46,7 @@ def command(job: str, savepoint: str, *, home: str, **options: Any) -> None:
     """
     folder = JobFolder(home, job)
     moved = folder.first_lineage() is None and Path(savepoint).is_dir()
-    found = Savepoint.at(Path(savepoint)) if moved else Savepoints(known(home, job)).find(savepoint)
+    found = find_savepoint(home, job, savepoint)
     found.verify()
     choices = _choices(options.pop("published"))
     going = (
@@ -101,10 +99,12 @@ def _go_back(
     as_json: bool,
 ) -> None:
     answers = [vars(answer) for answer in going.plan()]
+    arrives = isinstance(going, Arrive)
     lineage = None
     if not only_plan:
         lineage = going.run({"who": who(), "savepoint": savepoint})
-    show({"job": folder.name, "lineage": lineage, "outputs": answers}, as_json=as_json, text=_text)
+    done = {"job": folder.name, "lineage": lineage, "at_once": arrives, "outputs": answers}
+    show(done, as_json=as_json, text=_text)
 
 
 def who() -> str:
@@ -117,6 +117,11 @@ def _text(done: dict[str, Any]) -> str:
         for a in done["outputs"]
     ]
     lines = table(["output", "cut", "published", "what becomes of it", "target"], rows)
+    if done["lineage"] is None and done["at_once"]:
+        return (
+            f"{lines}\nnothing was changed; without --plan the targets are moved at once, and the "
+            "home that wrote them cannot go on"
+        )
     if done["lineage"] is None:
         return f"{lines}\nnothing was changed"
     return f"{lines}\njob {done['job']} goes on in lineage {done['lineage'][:8]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,7 +13,8 @@ from onceflow.cli.output import home_option, json_option, number, show, table
 from onceflow.cli.status import chosen
 from onceflow.cli.stop import stop_job
 from onceflow.epoch_log import Decision
-from onceflow.home import Query
+from onceflow.errors import JobError
+from onceflow.home import JobFolder, Query
 from onceflow.runtime.lease import host_name
 from onceflow.snapshots.epochs import decisions, kept
 from onceflow.snapshots.past import sweep_all
@@ -69,7 +71,7 @@ def list_(job: str, each: bool, home: str, as_json: bool) -> None:
 @json_option
 def show_(job: str, savepoint: str, home: str, as_json: bool) -> None:
     """What a savepoint holds; by its name, or by the folder that it was moved to."""
-    found = Savepoints(chosen(home, job)[0]).find(savepoint)
+    found = find(home, job, savepoint)
     show(_details(found), as_json=as_json, text=_show)
 
 
@@ -83,7 +85,7 @@ def verify(job: str, savepoint: str, home: str, as_json: bool) -> None:
 
     Exit code 7: no, and why.
     """
-    found = Savepoints(chosen(home, job)[0]).find(savepoint)
+    found = find(home, job, savepoint)
     found.verify()
     show({**about(found), "whole": True}, as_json=as_json, text=_whole)
 
@@ -100,6 +102,22 @@ def delete(job: str, savepoint: str, home: str, as_json: bool) -> None:
     sweep_all(folder)
     deleted = {"job": job, "name": savepoint, "deleted": True}
     show(deleted, as_json=as_json, text=lambda d: f"savepoint {d['name']} is deleted")
+
+
+def find(home: str, job: str, savepoint: str) -> Savepoint:
+    """Of a job by its name; or by its folder, also on a home that does not know the job."""
+    if JobFolder(home, job).first_lineage() is None and Path(savepoint).is_dir():
+        return of_job(Savepoint.at(Path(savepoint)), job)
+    return Savepoints(chosen(home, job)[0]).find(savepoint)
+
+
+def of_job(savepoint: Savepoint, job: str) -> Savepoint:
+    if savepoint.body["job"] != job:
+        raise JobError(
+            f"{savepoint.folder} is a savepoint of job {savepoint.body['job']}, not of {job}",
+            hint="name that job",
+        )
+    return savepoint
 
 
 # ---------------------------------------------------------------- what is said

@@ -179,8 +179,8 @@ def started(event: Event) -> list[str]:
 
 def replaying(event: Event) -> str:
     return (
-        f"{event['query']}: epoch {event['epoch']:,} of {event['last']:,} is run again; "
-        "what was published stays as it is"
+        f"{event['query']}: epoch {event['epoch']:,} of {event['last']:,} is run again, "
+        "to make up the state; skipped rows are not published twice"
     )
 
 

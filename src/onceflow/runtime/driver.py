@@ -27,7 +27,7 @@ from typing import Any
 from onceflow import spark_inside
 from onceflow.epoch import Again, Stopping
 from onceflow.errors import DiskFull, JobError, SetupError
-from onceflow.handle import Handle, start
+from onceflow.handle import Handle, refuse_no_fork, start
 from onceflow.home import JobFolder
 from onceflow.job import Job, load, milliseconds
 from onceflow.runtime.complaint import Complaint, complaint
@@ -117,6 +117,8 @@ def _run(options: argparse.Namespace, tell: Tell, stop: Stop, life: _Life) -> No
     job = _load_early(options.job)
     home = Path(os.path.abspath(options.home))
     refuse_home(home)
+    if job is not None and options.fork is not None:
+        refuse_no_fork(JobFolder(home, options.fork), job.name)
     if job is not None and not options.take_over:
         _refuse_if_led(JobFolder(home, options.fork or job.name))
     file = options.job.partition(":")[0]

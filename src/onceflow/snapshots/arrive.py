@@ -118,7 +118,7 @@ class Arrive:
             for query, (of, cut) in self._savepoint.cuts().items()
         }
         reason = f"restore of {self._savepoint.name} on a new home"
-        about = {"reason": reason, **facts}
+        about = {"reason": reason, "outputs": self._savepoint.body["outputs"], **facts}
         starts = self._savepoint.body["starts"]
         make_job(self._folder, origins, starts, about=about, facts={})
         for query, output, _ in self._outputs():

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from onceflow.errors import JobError
-from onceflow.home import JobFolder
+from onceflow.home import JobFolder, jobs
 from onceflow.lineage import Origin
 from onceflow.runtime.lease import Lease
 from onceflow.sinks import open_target
@@ -57,7 +58,38 @@ class Fork:
                 hint=f"it has {', '.join(f'{m.query}/{m.output}' for m in found)}",
             )
         refuse_taken(self._folder)
+        for move in found:
+            self._refuse_overlap(move)
         return found
+
+    def _refuse_overlap(self, move: Move) -> None:
+        """Files of two jobs in one folder: readers would see both, and each job the other's."""
+        if not os.path.isabs(move.to):
+            return  # the name of a table or a topic
+        ours = Path(os.path.realpath(move.to))
+        for whose, path in (*self._paths_of_parent(), *self._paths_of_forks()):
+            theirs = Path(os.path.realpath(path))
+            if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
+                raise JobError(
+                    f"output {move.query}/{move.output} of the fork would go to {move.to}, and "
+                    f"{whose} is in {path}",
+                    hint=f"name another path: --output {move.query}/{move.output}=PATH, or another "
+                    "--outputs DIR",
+                )
+
+    def _paths_of_parent(self) -> Iterator[tuple[str, str]]:
+        for query, targets in self._targets.items():
+            for output, target in targets.items():
+                if "path" in target:
+                    yield f"output {query}/{output} of {self._parent}", str(target["path"])
+
+    def _paths_of_forks(self) -> Iterator[tuple[str, str]]:
+        for other in jobs(self._folder.home):
+            fork = other.fork()
+            if fork is not None and other.name != self._folder.name:
+                for name, to in fork["outputs"].items():
+                    if os.path.isabs(to):
+                        yield f"output {name} of fork {other.name}", to
 
     def _move(
         self, name: str, target: dict[str, Any], outputs: Path | None, named: Mapping[str, str]

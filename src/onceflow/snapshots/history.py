@@ -34,6 +34,9 @@ class History:
             log, origin = self.log(lineage), Origin.of(self.log(lineage))
             if log.opened:
                 return log.leader or {}
+            said = self._folder.about(lineage).get("outputs", {})
+            if self._query in said:  # it came from a savepoint of another home
+                return {"term": 0, "outputs": said[self._query]}
             lineage = None if origin is None else origin.ended
         raise JobError(
             f"{self._folder.name}/{self._query} was never started here, so nobody has said where "
@@ -62,7 +65,7 @@ class History:
             if origin.is_fork:
                 return lineage == origin.parent and epoch == origin.cut
             stood = origin.outputs.get(output)
-            if stood is not None and stood.choice == "skip":
+            if stood is not None and stood.choice == "skip" and epoch > origin.cut:
                 at, published = stood.lineage, min(published, stood.epoch)
             else:
                 at, published = origin.parent, min(published, origin.cut)

@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any
 
 from onceflow.epoch_log import Decision
-from onceflow.errors import JobError, LeaseHeld, TargetError
+from onceflow.errors import JobError, LeaseHeld, TargetBehind, TargetError
 from onceflow.home import JobFolder, Query, now
 from onceflow.ledger import Guarantee, Ledger, Position, Publication
 from onceflow.lineage import CHOICES, Origin, Stood, refuse_foreign, standing
@@ -211,9 +211,23 @@ class Restore:
                 if output.exact:
                     ledger = output.sink.published(going.id(name))
                     refuse_foreign(query, name, output.sink, going.log, ledger)
+                    self._refuse_gone(going, output, ledger)
                     going.ledgers[name] = ledger
             found.append(going)
         return found
+
+    @staticmethod
+    def _refuse_gone(going: _Going, output: Output, ledger: Ledger) -> None:
+        last, origin = going.log.last, Origin.of(going.log)
+        assert last is not None
+        decided = last.outputs.get(output.name)
+        own = origin is None or not origin.is_fork or last.epoch > origin.cut
+        if own and ledger.position is None and decided is not None and decided.previous is not None:
+            raise TargetBehind(
+                f"output {going.query.name}/{output.name}: {output.sink} has nothing of the job "
+                f"any more, which had published up to epoch {decided.previous.epoch} and beyond",
+                hint="bring back the target as it was, or fork a job with new targets",
+            )
 
     def _cut(self, query: Query) -> tuple[str, Cut]:
         """A query that began after the snapshot stays where it is."""
@@ -231,7 +245,8 @@ class Restore:
                 f"epoch {going.epoch} of lineage {going.lineage[:8]} is not part of what "
                 f"{going.query.job}/{going.query.name} has published: the job went back behind "
                 "it since, or it is of another job",
-                hint=f"fork a job of its own from it: onceflow fork {going.query.job} --as NAME",
+                hint="fork a job of its own from it: "
+                f"onceflow fork {going.query.job} --as NAME --from SAVEPOINT --outputs DIR",
             )
 
     def _refuse_impossible(self, going: _Going, output: Output) -> None:
@@ -257,8 +272,10 @@ class Restore:
             )
         try:
             output.sink.refuse_rewind(going.id(output.name), cut)
-        except (JobError, TargetError) as refused:
+        except JobError as refused:
             raise JobError(f"output {whole}: {refused.message}", hint=hint) from refused
+        except TargetError as refused:
+            raise JobError(f"output {whole}: {refused.message}", hint=refused.hint) from refused
         if isinstance(output.sink, Log):
             ends = {query: cut.decision.end for query, (_, cut) in self._cuts.items()}
             refuse_reader_past(output.sink, going.id(output.name), cut, self._folder.name, ends)

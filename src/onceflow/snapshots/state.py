@@ -63,7 +63,7 @@ class EpochState:
                 raise CheckpointRefused(
                     f"Spark cannot read operator {store.operator}, store {store.name} of "
                     f"{self.query.job}/{self.query.name} after epoch {epoch}: {readable(error)}",
-                    hint="look at another epoch: onceflow state list says which are retained",
+                    hint="look at another epoch: onceflow state list JOB says which are retained",
                 ) from error
 
     @contextlib.contextmanager
@@ -128,7 +128,10 @@ def choose(found: list[EpochState], operator: int | None, store: str | None) -> 
     every = [(state, held) for state in found for held in state.stores]
     if not every:
         names = ", ".join(state.query.name for state in found)
-        raise JobError(f"{names} keeps no state that can be shown", hint="onceflow state list")
+        raise JobError(
+            f"{names} keeps no state that can be shown",
+            hint="onceflow state list JOB says what does",
+        )
     chosen = [
         (state, held) for state, held in every
         if operator in (None, held.operator) and store in (None, held.name)
