@@ -34,9 +34,10 @@ class History:
             log, origin = self.log(lineage), Origin.of(self.log(lineage))
             if log.opened:
                 return log.leader or {}
-            said = self._folder.about(lineage).get("outputs", {})
-            if self._query in said:  # it came from a savepoint of another home
-                return {"term": 0, "outputs": said[self._query]}
+            if lineage in self._folder.store.list("lineages"):  # else it is another job's
+                said = self._folder.about(lineage).get("outputs", {})
+                if self._query in said:  # it came from a savepoint of another home
+                    return {"term": 0, "outputs": said[self._query]}
             lineage = None if origin is None else origin.ended
         raise JobError(
             f"{self._folder.name}/{self._query} was never started here, so nobody has said where "
