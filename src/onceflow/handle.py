@@ -242,11 +242,14 @@ def write(
     every: str = "1 second",
     take_over: bool = False,
     guarantee: str | Mapping[str, str] = Guarantee.EXACTLY_ONCE,
+    digests: bool = True,
 ) -> StreamingQuery:
-    """Run one streaming DataFrame without a job; `name` under `home` is its identity."""
+    """Run one streaming DataFrame without a job; `name` under `home` is its identity. `digests`
+    as in `@job`."""
     session = _session(df.sparkSession, None)
     folder = JobFolder(home, name)
     declared = declare(name, df, to, mode=mode, by=by, on_bad=on_bad, guarantee=guarantee)
+    declared = replace(declared, digests=digests)
     return _start(
         session, folder, {name: declared}, _trigger(every, once), take_over=take_over
     ).queries[name]

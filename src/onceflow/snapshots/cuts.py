@@ -5,9 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,24 +86,13 @@ def take(cut: Cut, folder: Path, known: Hashes) -> dict[str, Any]:
 
 
 def _listed(cut: Cut, folder: Path, known: Hashes) -> list[dict[str, Any]]:
-    """Reading gigabytes takes what nobody else wants of the processors: the job goes on."""
-
-    def listed(name: str) -> dict[str, Any]:
+    found = []
+    for name in cut.files:
         path = folder / name
         fsync_file(path)
         digest = known.get(identity(path)) or sha256(path)
-        return {"path": name, "bytes": path.stat().st_size, "sha256": digest}
-
-    aside = ThreadPoolExecutor(1, "onceflow savepoint", initializer=_step_aside)
-    try:
-        return list(aside.map(listed, cut.files))
-    finally:
-        aside.shutdown(cancel_futures=True)  # of what an interrupt has cut off
-
-
-def _step_aside() -> None:
-    if sys.platform == "linux":  # where threads have priorities of their own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        found.append({"path": name, "bytes": path.stat().st_size, "sha256": digest})
+    return found
 
 
 def _linked(path: Path, target: Path) -> bool:
