@@ -93,13 +93,20 @@ class SourceLog:
 
     def _correct(self, name: str, numbers: range, wanted: dict[int, list[str]]) -> None:
         found = self._lines(name) if (self.folder / name).exists() else None
-        lines = found or []
+        lines, have = found or [], dict[int, list[str]]()
+        for line in lines:
+            have.setdefault(_batch(line), []).append(line)
+        wrong: list[int] = []
         for number in numbers:
-            have = [line for line in lines if _batch(line) == number]
-            if number in wanted and sorted(have) != sorted(wanted[number]):
-                lines = [line for line in lines if _batch(line) != number] + wanted[number]
-            elif number not in wanted and not have:
+            there = have.get(number, [])
+            if number in wanted and sorted(there) != sorted(wanted[number]):
+                wrong.append(number)
+            elif number not in wanted and not there:
                 raise self._lost(number, name)
+        if wrong:
+            gone = set(wrong)
+            others = [line for line in lines if _batch(line) not in gone]
+            lines = others + [line for number in wrong for line in wanted[number]]
         if found is None or lines != found:
             self._write(name, lines)
 
