@@ -252,10 +252,11 @@ class Epochs:
     def replay_next(self) -> Again | None:
         """Put in the next epoch of the lineage before that is to be run again. None: there is none
         any more."""
-        wanted = self._before(self._last_epoch + 1)
+        wanted, last = self._before(self._last_epoch + 1), self.log.last
         if wanted is None or self._origin is None:
-            self.opened_at = self.log.last.epoch if self.log.last else None
-            self._agreement.put_in_no_data()
+            if last is not None and last.epoch != self.opened_at:  # epochs were run again
+                self.opened_at = last.epoch
+                self._agreement.put_in_no_data()
             return None
         self._agreement.put_in(wanted)
         return Again(wanted.epoch, self._origin.replays_to)

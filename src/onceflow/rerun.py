@@ -26,7 +26,7 @@ from onceflow.ledger import Ledger, Outcome, Publication
 from onceflow.lineage import Origin
 from onceflow.sinks.base import Sink
 from onceflow.snapshots.cuts import Cut, cut_of
-from onceflow.snapshots.look import not_retained, where_decided
+from onceflow.snapshots.look import chosen_queries, not_retained, where_decided
 from onceflow.snapshots.new_job import make_job
 from onceflow.spark_inside import no_state_snapshots
 
@@ -82,10 +82,8 @@ def rerun(
     job: Job, folder: JobFolder, epoch: int, *, query: str, spark: SparkSession
 ) -> dict[str, Any]:
     """Compare an epoch with itself, run again by this code."""
-    lineage = folder.lineage()
-    if lineage is None:
-        raise JobError(f"job {folder.name} has not started yet", hint="run it first")
-    decided_in, known = where_decided(folder, folder.query(lineage, query), epoch)
+    (one,) = chosen_queries(folder, query)
+    decided_in, known = where_decided(folder, one, epoch)
     decision = known.get(epoch)
     if decision is None:
         raise not_retained(decided_in, epoch, known)

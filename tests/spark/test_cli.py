@@ -22,7 +22,16 @@ from typing import Any
 
 import click
 import pytest
-from commands import SECONDS, environment, jvm_of, onceflow, patiently, running
+from commands import (
+    DOCS,
+    SECONDS,
+    check_described,
+    environment,
+    jvm_of,
+    onceflow,
+    patiently,
+    running,
+)
 from story import Story, read_files
 from waiting import wait_for
 
@@ -32,7 +41,6 @@ from onceflow.runtime import driver
 from onceflow.runtime.lease import Lease, host_name
 from onceflow.runtime.progress import ProgressMeter, QueryProgress
 
-DOCS = Path(__file__).parents[2] / "docs" / "commands.md"
 HEAD = "from onceflow import job, sources\nfrom onceflow.sinks import Files\n"
 
 
@@ -62,13 +70,7 @@ def commands() -> list[click.Command]:
 def test_every_command_and_option_has_help_and_is_in_the_reference(command: click.Command) -> None:
     reference = DOCS.read_text()
     section = reference.partition(f"\n## `onceflow {command.name}")[2].partition("\n## ")[0]
-    assert section, f"{DOCS} has no section on {command.name}"
-    assert command.help
-    for option in command.params:
-        if isinstance(option, click.Option):
-            assert option.help, f"{option.opts} has no help"
-            assert f"`{option.opts[0]}" in section, f"{option.opts[0]} is not described"
-    assert any("--json" in option.opts for option in command.params)
+    check_described(command, section)
 
 
 def test_every_exit_code_is_in_the_reference() -> None:

@@ -13,7 +13,7 @@ import click
 import pytest
 from at_rest import wait_for_state_at_rest
 from click.testing import CliRunner
-from commands import onceflow
+from commands import DOCS, check_described, onceflow
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 from story import BEGIN, FILES, ROWS, WINDOW, Story, key_of
@@ -86,16 +86,9 @@ def commands() -> list[tuple[str, click.Command]]:
 
 @pytest.mark.parametrize(("name", "command"), commands(), ids=str)
 def test_every_command_and_option_is_in_the_reference(name: str, command: click.Command) -> None:
-    reference = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
-    section = reference.partition(f"# `onceflow {name} ")[2].partition("\n## ")[0]
+    section = DOCS.read_text().partition(f"# `onceflow {name} ")[2].partition("\n## ")[0]
     section = section.partition("\n### ")[0]
-    assert section
-    assert command.help
-    for option in command.params:
-        if isinstance(option, click.Option):
-            assert option.help, f"{option.opts} has no help"
-            assert f"`{option.opts[0]}" in section, f"{option.opts[0]} is not described"
-    assert any("--json" in option.opts for option in command.params)
+    check_described(command, section)
 
 
 # ---------------------------------------------------------------- state

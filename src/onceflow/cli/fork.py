@@ -8,11 +8,12 @@ from typing import Any
 import click
 
 from onceflow.cli.output import home_option, json_option, show, table
-from onceflow.cli.restore import plan_option, who
+from onceflow.cli.restore import plan_option
 from onceflow.cli.savepoint import find
 from onceflow.cli.status import chosen
 from onceflow.errors import CheckpointRefused, JobError
 from onceflow.home import JobFolder
+from onceflow.runtime.stopping import who
 from onceflow.snapshots.cuts import Cut, cut_of
 from onceflow.snapshots.fork import Fork
 from onceflow.snapshots.history import History
@@ -51,9 +52,7 @@ def command(job: str, *, name: str, home: str, **options: Any) -> None:
 
     Run it with: onceflow run JOB.py --as NEW
     """
-    parent = JobFolder(home, job)
-    if options["savepoint"] is None or parent.first_lineage() is not None:
-        parent = chosen(home, job)[0]
+    parent = JobFolder(home, job) if options["savepoint"] else chosen(home, job)[0]
     named = dict(_pair(text) for text in options["named"])
     for last in (False,) * (_TRIES - 1) + (True,):
         try:

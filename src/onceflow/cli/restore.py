@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import click
@@ -13,7 +11,7 @@ from onceflow.cli.output import home_option, json_option, show, table
 from onceflow.cli.savepoint import find as find_savepoint
 from onceflow.cli.status import chosen
 from onceflow.home import JobFolder
-from onceflow.runtime.lease import host_name
+from onceflow.runtime.stopping import who
 from onceflow.snapshots.arrive import Arrive
 from onceflow.snapshots.epochs import retained
 from onceflow.snapshots.lineages import find
@@ -45,13 +43,12 @@ def command(job: str, savepoint: str, *, home: str, **options: Any) -> None:
     command does the rest.
     """
     folder = JobFolder(home, job)
-    moved = folder.first_lineage() is None and Path(savepoint).is_dir()
     found = find_savepoint(home, job, savepoint)
     found.verify()
     choices = _choices(options.pop("published"))
     going = (
         Arrive(folder, found, choices)
-        if moved
+        if folder.first_lineage() is None
         else Restore(folder, found.cuts(), choices, f"restore of {found.name}")
     )
     _go_back(folder, going, found.identity, **options)
@@ -75,14 +72,10 @@ def rollback(job: str, *, to: str, lineage: str | None, home: str, **options: An
     The job must be stopped. After a restore that nobody has run yet, --lineage with the old
     lineage and its last epoch undoes it.
     """
-    folder = known(home, job)
+    folder = chosen(home, job)[0]
     cuts = retained(folder, to, lineage=lineage and find(folder, lineage))
     choices = _choices(options.pop("published"))
     _go_back(folder, Restore(folder, cuts, choices, f"rollback to {to}"), None, **options)
-
-
-def known(home: str, job: str) -> JobFolder:
-    return chosen(home, job)[0]
 
 
 def _choices(published: tuple[str, ...]) -> dict[str, str]:
@@ -105,10 +98,6 @@ def _go_back(
         lineage = going.run({"who": who(), "savepoint": savepoint})
     done = {"job": folder.name, "lineage": lineage, "at_once": arrives, "outputs": answers}
     show(done, as_json=as_json, text=_text)
-
-
-def who() -> str:
-    return f"{getpass.getuser()}@{host_name()}"
 
 
 def _text(done: dict[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ from onceflow.cli.output import home_option, json_option, number, show, table
 from onceflow.cli.status import chosen
 from onceflow.cli.stop import stop_job
 from onceflow.epoch_log import Decision
-from onceflow.errors import JobError
 from onceflow.home import JobFolder, Query
-from onceflow.runtime.lease import host_name
+from onceflow.runtime.stopping import who
 from onceflow.snapshots.epochs import decisions, kept
 from onceflow.snapshots.past import sweep_all
 from onceflow.snapshots.savepoint import Savepoint
@@ -42,7 +40,7 @@ def create(job: str, name: str | None, stop: bool, home: str, as_json: bool) -> 
         stop_job(job, home=home, savepoint=name or "", as_json=as_json)
         return
     folder = chosen(home, job)[0]
-    made = Savepoints(folder).create(name, {"who": f"{getpass.getuser()}@{host_name()}"})
+    made = Savepoints(folder).create(name, {"who": who()})
     show(about(made), as_json=as_json, text=lambda found: _table([found]))
 
 
@@ -107,17 +105,10 @@ def delete(job: str, savepoint: str, home: str, as_json: bool) -> None:
 def find(home: str, job: str, savepoint: str) -> Savepoint:
     """Of a job by its name; or by its folder, also on a home that does not know the job."""
     if JobFolder(home, job).first_lineage() is None and Path(savepoint).is_dir():
-        return of_job(Savepoint.at(Path(savepoint)), job)
+        found = Savepoint.at(Path(savepoint))
+        found.refuse_other_job(job)
+        return found
     return Savepoints(chosen(home, job)[0]).find(savepoint)
-
-
-def of_job(savepoint: Savepoint, job: str) -> Savepoint:
-    if savepoint.body["job"] != job:
-        raise JobError(
-            f"{savepoint.folder} is a savepoint of job {savepoint.body['job']}, not of {job}",
-            hint="name that job",
-        )
-    return savepoint
 
 
 # ---------------------------------------------------------------- what is said

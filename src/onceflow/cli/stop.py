@@ -9,7 +9,7 @@ import click
 
 from onceflow.cli.output import home_option, json_option, show
 from onceflow.cli.status import chosen
-from onceflow.errors import JobError, NotStopped
+from onceflow.errors import NotStopped
 from onceflow.names import check_name
 from onceflow.runtime.stopping import Stopped, stop
 from onceflow.snapshots.savepoint import Savepoint
@@ -51,8 +51,8 @@ def stop_job(
     """`savepoint`: its name, "" for a name of the time, None for none."""
     folder = chosen(home, job)[0]
     savepoints = Savepoints(folder)
-    if savepoint and check_name("savepoint", savepoint) in savepoints.names():
-        raise JobError(f"there is a savepoint {savepoint!r} already", hint="choose another name")
+    if savepoint:
+        savepoints.refuse_taken(check_name("savepoint", savepoint))
     began = time.monotonic()
     tell = lambda text: None if as_json else click.echo(text, err=True)  # noqa: E731
     done = stop(folder, timeout=timeout, tell=tell)

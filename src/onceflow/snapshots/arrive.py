@@ -32,12 +32,7 @@ class Arrive:
     """Planned and then done, like a `Restore`."""
 
     def __init__(self, folder: JobFolder, savepoint: Savepoint, choices: Mapping[str, str]) -> None:
-        if savepoint.body["job"] != folder.name:
-            raise JobError(
-                f"{savepoint.folder} is a savepoint of job {savepoint.body['job']}, not of "
-                f"{folder.name}",
-                hint="name that job; its targets know it by its name",
-            )
+        savepoint.refuse_other_job(folder.name)
         self._folder, self._savepoint, self._choices = folder, savepoint, choices
 
     def plan(self) -> list[Answer]:

@@ -12,6 +12,7 @@ from onceflow.home import JobFolder, Query
 from onceflow.lineage import Origin
 from onceflow.snapshots.checkpoint import ReadCheckpoint
 from onceflow.snapshots.cuts import Cut, cut_of
+from onceflow.snapshots.look import not_retained
 
 
 def decisions(query: Query) -> list[Decision]:
@@ -65,21 +66,17 @@ def _epoch(query: Query, to: str) -> int:
     known = decisions(query)
     if not known:
         raise JobError(f"{query.job}/{query.name} has decided nothing", hint="let it run first")
-    first, last = known[0].epoch, known[-1].epoch
     if re.fullmatch(r"\d+", to):
-        if int(to) not in {decision.epoch for decision in known}:
-            near = first if int(to) < first else last
-            raise JobError(
-                f"epoch {to} of {query.job}/{query.name} is not retained",
-                hint=f"it has {first} to {last}; the nearest is {near}",
-            )
+        epochs = {decision.epoch for decision in known}
+        if int(to) not in epochs:
+            raise not_retained(query, int(to), epochs)
         return int(to)
     when = _time(to)
     before = [d.epoch for d in known if datetime.fromisoformat(d.at) <= when]
     if not before:
         raise JobError(
             f"no retained epoch of {query.job}/{query.name} was decided before {to}",
-            hint=f"the first is {first}, decided at {known[0].at}",
+            hint=f"the first is {known[0].epoch}, decided at {known[0].at}",
         )
     return before[-1]
 

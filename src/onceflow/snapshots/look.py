@@ -13,9 +13,9 @@ from onceflow.spark_inside.state_schema import state_stores
 from onceflow.times import read_times
 
 
-def chosen_queries(folder: JobFolder, lineage: str, name: str | None) -> list[Query]:
-    """The query of that name, or all that started in a lineage."""
-    found = folder.queries_of(lineage)
+def chosen_queries(folder: JobFolder, name: str | None, lineage: str | None = None) -> list[Query]:
+    """The query of that name, or all that started; in that lineage, or in the current one."""
+    found = folder.queries_of(lineage) if lineage else folder.queries()
     if not found:
         raise JobError(f"job {folder.name} has not started yet", hint="run it first")
     chosen = [query for query in found if name in (None, query.name)]
@@ -45,11 +45,8 @@ def look(
     folder: JobFolder, epoch: int, *, query: str | None = None, lineage: str | None = None
 ) -> list[dict[str, Any]]:
     """What is known of an epoch, of each query that has it."""
-    current = lineage or folder.lineage()
-    if current is None:
-        raise JobError(f"job {folder.name} has not started yet", hint="run it first")
     found, missing = [], []
-    for one in chosen_queries(folder, current, query):
+    for one in chosen_queries(folder, query, lineage):
         place, known = where_decided(folder, one, epoch, follow=lineage is None)
         decision = known.get(epoch)
         if decision is None:

@@ -66,6 +66,13 @@ class Savepoint:
             found[query] = (str(self.body["lineage"]), Cut(decisions, held["sources"], files))
         return found
 
+    def refuse_other_job(self, job: str) -> None:
+        if self.body["job"] != job:
+            raise JobError(
+                f"{self.folder} is a savepoint of job {self.body['job']}, not of {job}",
+                hint="name that job; its targets know it by its name",
+            )
+
     def verify(self) -> None:
         """Is every file what it was, byte by byte, and could a job start from it here?
 

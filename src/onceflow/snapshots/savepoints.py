@@ -127,7 +127,7 @@ class Savepoints:
     def create(self, name: str | None, facts: dict[str, Any]) -> Savepoint:
         """A savepoint of the job as it stands: of the last published epoch of each query."""
         name = check_name("savepoint", name or now().replace(":", "").replace(".", "-"))
-        self._refuse_taken(name)
+        self.refuse_taken(name)
         folder = self._root / name / uuid.uuid4().hex
         with self._creating(), translate_disk_full(folder):
             try:
@@ -152,7 +152,7 @@ class Savepoints:
                 }  # fmt: skip
                 manifest = f"{name}/{MANIFEST}"
                 if not self._store.put_if_absent(manifest, seal("savepoint", name, body)):
-                    self._refuse_taken(name)
+                    self.refuse_taken(name)
                 reach("savepoint.listed")
             except BaseException:
                 if self._folder_of(name) != folder.name:
@@ -160,7 +160,7 @@ class Savepoints:
                 raise
         return self.read(name)
 
-    def _refuse_taken(self, name: str) -> None:
+    def refuse_taken(self, name: str) -> None:
         if self._exists(name):
             raise JobError(f"there is a savepoint {name!r} already", hint="choose another name")
 

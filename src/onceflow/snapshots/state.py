@@ -92,11 +92,8 @@ class EpochState:
 
 def states(folder: JobFolder, *, query: str | None, epoch: int | None) -> list[EpochState]:
     """Of each query that has that epoch, or of the last one that each has decided."""
-    lineage = folder.lineage()
-    if lineage is None:
-        raise JobError(f"job {folder.name} has not started yet", hint="run it first")
     found, missing = [], []
-    for one in chosen_queries(folder, lineage, query):
+    for one in chosen_queries(folder, query):
         try:
             found.append(_state(folder, one, epoch))
         except JobError as error:
