@@ -1,0 +1,149 @@
+"""Merging runs, so that a key group has few of them, within a bounded share of each epoch.
+
+The newest runs are merged as soon as there are four whose sizes do not grow: a run is taken along
+if it has no more rows than all newer ones together. Those that remain at least double from one to
+the next, so a group has O(log n) runs, and a row is written O(log n) times.
+
+All that is needed to choose is in the manifest. A merge is part of an epoch: until the epoch is
+decided no manifest names what it wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import pyarrow as pa
+
+from onceflow.state.keys import first_place
+from onceflow.state.manifest import Manifest, Merged
+from onceflow.state.runs import Mask, Run, RunWriter
+from onceflow.state.store import Reader, merged
+
+FEWEST = 4  # runs that are worth a merge
+MOST = 16  # runs of a group that are merged whatever it costs
+_LEAST_BUDGET = 50_000
+_SHARES = (4, 8)  # of the rows that a task writes
+
+Expired = Callable[[pa.Table], Mask]
+
+
+@dataclass(frozen=True)
+class Merge:
+    """The newest runs of some groups that become one. `whole`: all runs of the groups."""
+
+    groups: range
+    inputs: tuple[Run, ...]
+    whole: bool
+
+
+def choose(
+    manifest: Manifest, new: Run | None, groups: range, budget_rows: int | None = None
+) -> list[Merge]:
+    """What a task merges after it wrote `new`, reading at most `budget_rows` rows.
+
+    By default that is four to eight times the rows of `new`, the more the longer groups have
+    waited. Runs that are small enough are merged in all groups at once, so that they end and
+    there are few files. Where that is above the budget each group is merged by itself, those with
+    the most runs first, so that each has its turn. A group that has more than `MOST` is merged
+    even if it alone is above the budget: it has at most its own rows.
+    """
+    stacks = dict(zip(groups, manifest.stacks(groups), strict=True))
+    if new is not None:
+        for group in groups:
+            if new.count(group):
+                stacks[group].insert(0, new)
+    wanted = []
+    for group, stack in stacks.items():
+        sizes = [run.count(group) for run in stack]
+        if (number := _worth(sizes)) >= FEWEST:
+            wanted.append((-number, sum(sizes[:number]), group))
+    wanted.sort()
+    most = -wanted[0][0] if wanted else 0
+    if budget_rows is None:
+        share = min(max(_SHARES), max(min(_SHARES), most - FEWEST))
+        budget_rows = max(share * (new.rows if new else 0), _LEAST_BUDGET)
+    if most <= MOST and (small := _small(stacks, manifest, new, budget_rows)):
+        return _joined(
+            Merge(range(group, group + 1), tuple(inputs), len(inputs) == len(stack))
+            for group, stack in stacks.items()
+            if (inputs := [run for run in stack if run.name in small])
+        )
+    chosen: list[Merge] = []
+    for negative, rows, group in wanted:
+        if rows <= budget_rows or (not chosen and -negative > MOST):
+            newest, whole = stacks[group][:-negative], -negative == len(stacks[group])
+            chosen.append(Merge(range(group, group + 1), tuple(newest), whole))
+            budget_rows -= rows
+    return _joined(chosen)
+
+
+def _small(
+    stacks: Mapping[int, list[Run]], manifest: Manifest, new: Run | None, budget_rows: int
+) -> set[str]:
+    """The newest runs that can be merged in all groups at once, if it is worth it."""
+    rows: dict[str, int] = {} if new is None else {new.name: 0}
+    rows.update((entry.run.name, 0) for entry in manifest.entries)
+    for group, stack in stacks.items():
+        for run in stack:
+            rows[run.name] += run.count(group)
+    names = [name for name in rows if rows[name]]  # newest first
+    totals = list(accumulate(rows[name] for name in names))
+    names = names[: sum(total <= budget_rows for total in totals)]
+    number = _worth([rows[name] for name in names])
+    return set(names[:number]) if number >= FEWEST else set()
+
+
+def _worth(sizes: Sequence[int]) -> int:
+    """How many of the newest runs to merge: up to one that is not larger than all before it."""
+    totals = list(accumulate(sizes))
+    return max((i + 1 for i in range(1, len(sizes)) if sizes[i] <= totals[i - 1]), default=0)
+
+
+def _joined(merges: Iterable[Merge]) -> list[Merge]:
+    """In the order of groups; neighbours that merge the same runs are one merge."""
+    found: list[Merge] = []
+    for merge in sorted(merges, key=lambda m: m.groups.start):
+        last = found[-1] if found else None
+        if last and last.groups.stop == merge.groups.start and _alike(last, merge):
+            found[-1] = Merge(range(last.groups.start, merge.groups.stop), last.inputs, last.whole)
+        else:
+            found.append(merge)
+    return found
+
+
+def _alike(one: Merge, two: Merge) -> bool:
+    names = [[run.name for run in merge.inputs] for merge in (one, two)]
+    return names[0] == names[1] and one.whole == two.whole
+
+
+def compact(
+    reader: Reader, plan: Iterable[Merge], path: Path, expired: Expired | None = None
+) -> list[Merged]:
+    """Do it, into one new run at `path`; what `Manifest.advanced` must know of it.
+
+    Where all runs of a group take part tombstones go, and so do rows of which `expired` says that
+    nothing in them counts any more.
+    """
+    plan = list(plan)
+    groups = reader.manifest.groups
+    writer = RunWriter(path, reader.schema, groups)
+    for merge in plan:
+        runs = [reader.open(run) for run in merge.inputs]
+        low = first_place(merge.groups.start, groups)
+        for piece in merged(runs, low, first_place(merge.groups.stop, groups)):
+            keep = piece.live
+            if merge.whole and expired is not None:
+                keep = keep & ~expired(piece.values)
+            if not merge.whole or keep.all():
+                writer.add(piece.places, piece.keys, piece.values, piece.live)
+            elif keep.any():
+                mask = pa.array(keep)
+                writer.add(
+                    piece.places[keep], piece.keys.filter(mask), piece.values.filter(mask),
+                    piece.live[keep],
+                )  # fmt: skip
+    run = writer.close(max((run.born for merge in plan for run in merge.inputs), default=0))
+    return [Merged(run, m.groups, tuple(run.name for run in m.inputs)) for m in plan]

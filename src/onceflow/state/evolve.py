@@ -1,0 +1,111 @@
+"""State that was written with other columns than those that are declared now.
+
+Columns, and fields inside of them, are matched by name. What was added is null in old rows, what
+was dropped is not read, numbers may have been widened where every old number stays what it was.
+All else does not fit, and `fits` says why, before anything runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+from pyarrow import types as t
+
+_WHOLE = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+
+
+def fits(old: pa.Schema, new: pa.Schema) -> list[str]:
+    """Why values that were written as `old` cannot be read as `new`; nothing if they can."""
+    return list(_fields(old, new, ""))
+
+
+def fits_keys(old: pa.Schema, new: pa.Schema) -> list[str]:
+    """The same for key columns: the same ones in the same order, whole numbers may be wider."""
+    if old.names != new.names:  # places are hashes of the columns in their order
+        return [f"the key was {', '.join(old.names)}, now it is {', '.join(new.names)}"]
+    return [
+        f"key column {two.name} was {one.type}, now it is {two.type}"
+        for one, two in zip(old, new, strict=True)
+        if not (one.type.equals(two.type) or _wider_whole(one.type, two.type))
+    ]
+
+
+def _fields(old: Iterable[pa.Field], new: Iterable[pa.Field], inside: str) -> Iterable[str]:
+    before = {field.name: field for field in old}
+    for field in new:
+        where = f"{inside}{field.name}"
+        if field.name in before:
+            yield from _field(before[field.name], field, where)
+        elif not field.nullable:
+            yield f"{where} was added and may not be null, but old rows do not have it"
+
+
+def _field(old: pa.Field, new: pa.Field, where: str) -> Iterable[str]:
+    if old.nullable and not new.nullable:
+        yield f"{where} could be null, now it may not"
+    one, two = old.type, new.type
+    if t.is_struct(one) and t.is_struct(two):
+        yield from _fields(one, two, f"{where}.")
+    elif t.is_list(one) and t.is_list(two):
+        yield from _field(one.value_field, two.value_field, f"{where}.element")
+    elif t.is_map(one) and t.is_map(two) and one.key_type.equals(two.key_type):
+        yield from _field(one.item_field, two.item_field, f"{where}.value")
+    elif not (one.equals(two) or _wider(one, two)):
+        yield f"{where} was {one}, now it is {two}"
+
+
+def _wider_whole(old: pa.DataType, new: pa.DataType) -> bool:
+    return old in _WHOLE and new in _WHOLE and _WHOLE.index(old) < _WHOLE.index(new)
+
+
+def _wider(old: pa.DataType, new: pa.DataType) -> bool:
+    if t.is_float64(new):
+        return t.is_float32(old) or old in _WHOLE[:3]  # a double has not every long
+    if t.is_decimal(old) and t.is_decimal(new):
+        digits = new.precision - new.scale
+        return bool(new.scale >= old.scale and digits >= old.precision - old.scale)
+    return _wider_whole(old, new)
+
+
+# ---------------------------------------------------------------- reading
+
+
+def adapt(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Rows that were written with other columns as `schema` has them; `fits` must have agreed."""
+    if table.schema.equals(schema):
+        return table
+    columns = []
+    for field in schema:
+        at = table.schema.get_field_index(field.name)
+        if at < 0:
+            columns.append(pa.chunked_array([pa.nulls(table.num_rows, field.type)]))
+        else:
+            chunks = [_as(chunk, field.type) for chunk in table.column(at).chunks]
+            columns.append(pa.chunked_array(chunks, field.type))
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _as(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    if values.type.equals(kind):
+        return values
+    if t.is_struct(kind):
+        parts = [
+            _as(values.field(at), field.type) if at >= 0 else pa.nulls(len(values), field.type)
+            for field in kind
+            for at in [values.type.get_field_index(field.name)]
+        ]
+        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=values.is_null())
+    if t.is_list(kind):
+        return _around(values, kind, _as(values.values, kind.value_type))
+    if t.is_map(kind):
+        pair = pa.struct([kind.key_field, kind.item_field])
+        entries = [values.keys, _as(values.items, kind.item_type)]
+        return _around(values, kind, pa.StructArray.from_arrays(entries, fields=list(pair)))
+    return values.cast(kind)
+
+
+def _around(values: pa.Array, kind: pa.DataType, inner: pa.Array) -> pa.Array:
+    """The same lists, or maps, of other elements."""
+    buffers = values.buffers()[:2]
+    return pa.Array.from_buffers(kind, len(values), buffers, offset=values.offset, children=[inner])

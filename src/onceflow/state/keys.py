@@ -1,0 +1,214 @@
+"""Where a key lies: its place, and the key group that the place falls into.
+
+A place is Spark's `xxhash64` of the key columns, whole numbers first cast to long, so a key column
+may be widened. Jobs let Spark compute it; here it is computed without a JVM, to the same bit.
+
+Different keys may share a place. Nothing that uses places takes them for keys.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import types as t
+
+from onceflow.errors import JobError
+from onceflow.schema import arrow_schema, type_name
+
+Places = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
+
+GROUPS = 128
+END = 1 << 63  # one above the last place
+_SEED = 42
+_AT_ONCE = 1 << 20  # bytes of text that are hashed at a time
+_SIGN = np.uint64(1 << 63)
+_P1, _P2, _P3, _P4, _P5 = (
+    np.uint64(n)
+    for n in (
+        0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63,
+        0x27D4EB2F165667C5,
+    )
+)  # fmt: skip
+_KEYS = (
+    "byte", "short", "integer", "long", "string", "binary", "boolean", "date", "timestamp",
+    "timestamp_ntz",
+)  # fmt: skip
+
+
+def check_key(name: str, kind: Any) -> None:
+    """`JobError` unless a column of this type, in Spark's JSON, can be part of a key."""
+    if isinstance(kind, str) and (kind in _KEYS or kind.startswith("decimal(")):
+        return
+    if kind in ("float", "double"):
+        fix = f"cast {name} to decimal or string: equal fractions may differ in their last bit"
+    elif isinstance(kind, dict) and kind["type"] in ("struct", "array", "map"):
+        fix = f"take the fields of {name} that make the key, each as a column of its own"
+    else:
+        fix = f"cast {name} to one of {', '.join(_KEYS)} or decimal"
+    raise JobError(f"column {name} is {type_name(kind)}, which cannot be part of a key", hint=fix)
+
+
+# ---------------------------------------------------------------- groups
+
+
+def group_of(place: int, groups: int) -> int:
+    """The key group of a place: groups are equal slices of all places, in their order."""
+    return ((place + END) >> 32) * groups >> 32
+
+
+def groups_of(places: Places, groups: int) -> npt.NDArray[np.int64]:
+    high = (places.view(np.uint64) ^ _SIGN) >> np.uint64(32)
+    return (high * np.uint64(groups) >> np.uint64(32)).view(np.int64)
+
+
+def first_place(group: int, groups: int) -> int:
+    """The smallest place of a group; for the group after the last, one above the last place."""
+    return (-(-(group << 32) // groups) << 32) - END
+
+
+def task_ranges(groups: int, tasks: int) -> list[range]:
+    """All groups in order, cut into as many ranges as there are tasks, as even as can be."""
+    cuts = [groups * task // tasks for task in range(tasks + 1)]
+    return [range(one, two) for one, two in pairwise(cuts)]
+
+
+# ---------------------------------------------------------------- places
+
+
+def place_of(values: Sequence[Any], types: Sequence[Any]) -> int:
+    """The place of one key; types are those of Spark's JSON."""
+    fields = [{"name": f"k{i}", "type": kind} for i, kind in enumerate(types)]
+    schema = arrow_schema(json.dumps({"fields": fields}))
+    arrays = [pa.array([value], field.type) for value, field in zip(values, schema, strict=True)]
+    return int(places_of(pa.Table.from_arrays(arrays, schema=schema))[0])
+
+
+def places_of(keys: pa.Table) -> Places:
+    """The place of each row."""
+    places = np.full(keys.num_rows, _SEED, np.uint64)
+    for name, column in zip(keys.column_names, keys.columns, strict=True):
+        start = 0
+        for chunk in filter(len, column.chunks):
+            part = slice(start, start + len(chunk))
+            hashed = _hashed(name, chunk, places[part])
+            # A null leaves the hash of the columns before it.
+            there = chunk.is_valid().to_numpy(zero_copy_only=False)
+            places[part] = np.where(there, hashed, places[part])
+            start += len(chunk)
+    return places.view(np.int64)
+
+
+def _hashed(name: str, values: pa.Array, seeds: Hashes) -> Hashes:
+    kind = values.type
+    if t.is_dictionary(kind):
+        return _hashed(name, values.dictionary_decode(), seeds)
+    if t.is_signed_integer(kind) or t.is_timestamp(kind):
+        whole = values.cast(pa.timestamp("us", kind.tz)) if t.is_timestamp(kind) else values
+        return _of_longs(_numbers(whole.cast(pa.int64())).view(np.uint64), seeds)
+    if t.is_boolean(kind) or t.is_date32(kind):
+        whole = values.cast(pa.int32() if t.is_date32(kind) else pa.int8())
+        return _of_ints(_numbers(whole.cast(pa.int64())).view(np.uint64), seeds)
+    if t.is_decimal128(kind):
+        halves = np.frombuffer(values.buffers()[1], np.int64).reshape(-1, 2)
+        halves = halves[values.offset : values.offset + len(values)]
+        if kind.precision <= 18:
+            return _of_longs(np.ascontiguousarray(halves[:, 0]).view(np.uint64), seeds)
+        return _of_bytes(pa.array(map(_java_bytes, halves), pa.large_binary()), seeds)
+    if t.is_string(kind) or t.is_large_string(kind):
+        return _of_bytes(values.cast(pa.large_string()).cast(pa.large_binary()), seeds)
+    if t.is_binary(kind) or t.is_large_binary(kind):
+        return _of_bytes(values.cast(pa.large_binary()), seeds)
+    raise JobError(f"column {name} is {kind}, which cannot be part of a key", hint="cast it")
+
+
+def _numbers(values: pa.Array) -> npt.NDArray[np.int64]:
+    found: npt.NDArray[np.int64] = values.fill_null(0).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _java_bytes(halves: npt.NDArray[np.int64]) -> bytes:
+    """As `BigInteger.toByteArray` has them: as few as hold the number and its sign."""
+    number = int.from_bytes(halves.tobytes(), "little", signed=True)
+    bits = (number if number >= 0 else ~number).bit_length()
+    return number.to_bytes(bits // 8 + 1, "big", signed=True)
+
+
+# ---------------------------------------------------------------- xxHash64
+
+
+def _turn(x: Hashes, by: int) -> Hashes:
+    return (x << np.uint64(by)) | (x >> np.uint64(64 - by))
+
+
+def _finish(h: Hashes) -> Hashes:
+    h = (h ^ (h >> np.uint64(33))) * _P2
+    h = (h ^ (h >> np.uint64(29))) * _P3
+    return h ^ (h >> np.uint64(32))
+
+
+def _with_long(h: Hashes, values: Hashes) -> Hashes:
+    return _turn(h ^ (_turn(values * _P2, 31) * _P1), 27) * _P1 + _P4
+
+
+def _with_int(h: Hashes, values: Hashes) -> Hashes:
+    return _turn(h ^ ((values & np.uint64(0xFFFFFFFF)) * _P1), 23) * _P2 + _P3
+
+
+def _of_longs(values: Hashes, seeds: Hashes) -> Hashes:
+    return _finish(_with_long(seeds + _P5 + np.uint64(8), values))
+
+
+def _of_ints(values: Hashes, seeds: Hashes) -> Hashes:
+    return _finish(_with_int(seeds + _P5 + np.uint64(4), values))
+
+
+def _of_bytes(values: pa.Array, seeds: Hashes) -> Hashes:
+    """Values of one length are hashed side by side."""
+    _, offsets, data = values.buffers()
+    ends = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
+    text = np.frombuffer(data, np.uint8) if data else np.zeros(0, np.uint8)
+    lengths = np.diff(ends)
+    hashes = np.empty(len(values), np.uint64)
+    order = np.argsort(lengths, kind="stable")
+    sizes, starts = np.unique(lengths[order], return_index=True)
+    for size, these in zip(sizes.tolist(), np.split(order, starts[1:]), strict=True):
+        step = max(1, _AT_ONCE // max(size, 1))
+        for rows in (these[i : i + step] for i in range(0, len(these), step)):
+            square = np.zeros((len(rows), -(-size // 8) * 8), np.uint8)
+            square[:, :size] = text[ends[rows, None] + np.arange(size)]
+            hashes[rows] = _of_words(square, size, seeds[rows])
+    return hashes
+
+
+def _of_words(square: npt.NDArray[np.uint8], size: int, seeds: Hashes) -> Hashes:
+    words = square.view("<u8").T
+    at = 0
+    if size >= 32:
+        lanes = [seeds + _P1 + _P2, seeds + _P2, seeds, seeds - _P1]
+        while at + 4 <= size // 8:
+            for i in range(4):
+                lanes[i] = _turn(lanes[i] + words[at + i] * _P2, 31) * _P1
+            at += 4
+        one, two, three, four = lanes
+        h = _turn(one, 1) + _turn(two, 7) + _turn(three, 12) + _turn(four, 18)
+        for lane in lanes:
+            h = (h ^ (_turn(lane * _P2, 31) * _P1)) * _P1 + _P4
+    else:
+        h = seeds + _P5
+    h = h + np.uint64(size)
+    for word in words[at : size // 8]:
+        h = _with_long(h, word)
+    rest = size // 8 * 8
+    if size - rest >= 4:
+        h = _with_int(h, words[-1])
+        rest += 4
+    for byte in square.T[rest:size]:
+        h = _turn(h ^ (byte.astype(np.uint64) * _P5), 11) * _P1
+    return _finish(h)

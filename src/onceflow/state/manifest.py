@@ -1,0 +1,204 @@
+"""Manifests: which rows of which runs are the state at the end of an epoch.
+
+A manifest never changes, nor does a run, so an epoch that is done again from an older manifest
+reads what was there the first time, whatever has been written since.
+
+Within a key group the runs have an order of age, and the newest row of a key counts. A run serves
+a group until a newer run, into which it was merged, serves it instead; its rows stay in the file.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onceflow.errors import Damaged
+from onceflow.state.runs import SUFFIX, Run
+from onceflow.storage import replace_file, seal, unseal
+
+_KIND, _SUBJECT = "state-manifest", "keyed state"
+_MEND = "restore a savepoint, or roll back to another epoch; nothing was computed from the file"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run, and the groups that it serves."""
+
+    run: Run
+    serves: tuple[range, ...]
+
+    def __contains__(self, group: int) -> bool:
+        return any(group in part for part in self.serves)
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A run takes the place of others in some groups. None: nothing was left of their rows."""
+
+    run: Run | None
+    groups: range
+    inputs: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "run": None if self.run is None else self.run.to_json(),
+            "groups": [self.groups.start, self.groups.stop], "inputs": list(self.inputs),
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Merged:
+        run = None if body["run"] is None else Run.from_json(body["run"])
+        return cls(run, range(*body["groups"]), tuple(body["inputs"]))
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The state at the end of `epoch`. The entries are newest first, in every group."""
+
+    epoch: int
+    groups: int
+    entries: tuple[Entry, ...] = ()
+
+    def stack(self, group: int) -> list[Run]:
+        """The runs that serve a group, newest first."""
+        return self.stacks(range(group, group + 1))[0]
+
+    def stacks(self, groups: range) -> list[list[Run]]:
+        """The same for each of these groups."""
+        found: list[list[Run]] = [[] for _ in groups]
+        for entry in self.entries:
+            for part in entry.serves:
+                for group in range(max(part.start, groups.start), min(part.stop, groups.stop)):
+                    found[group - groups.start].append(entry.run)
+        return found
+
+    def reachable(self) -> set[str]:
+        return {entry.run.name for entry in self.entries}
+
+    def counts(self) -> list[int]:
+        """Rows of each group in the files that serve it, with older versions and tombstones."""
+        found = [0] * self.groups
+        for entry in self.entries:
+            for group in _each(entry.serves):
+                found[group] += entry.run.count(group)
+        return found
+
+    def bytes(self) -> int:
+        """Of all files that the state needs."""
+        return sum(entry.run.bytes for entry in self.entries)
+
+    def advanced(
+        self, epoch: int, added: Iterable[Run | None], compacted: Iterable[Merged] = ()
+    ) -> Manifest:
+        """The state after an epoch whose tasks added these runs and merged those.
+
+        The tasks have no group in common. `ValueError` for a merge that would change what counts:
+        its inputs must follow each other in age in each of its groups.
+        """
+        entries = [
+            Entry(run, _ranges(run.first + i for i, rows in enumerate(run.counts) if rows))
+            for run in added
+            if run is not None
+        ]
+        entries += self.entries
+        together: dict[str | None, list[Merged]] = {}
+        for merged in compacted:
+            name = None if merged.run is None else merged.run.name
+            together.setdefault(name, []).append(merged)
+        for parts in together.values():
+            entries = _replaced(entries, parts)
+        return Manifest(epoch, self.groups, tuple(entries))
+
+    # ------------------------------------------------------------ as a file
+
+    def to_json(self) -> dict[str, Any]:
+        entries = [
+            {"run": e.run.to_json(), "serves": [[part.start, part.stop] for part in e.serves]}
+            for e in self.entries
+        ]
+        return {"epoch": self.epoch, "groups": self.groups, "entries": entries}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Manifest:
+        entries = (
+            Entry(Run.from_json(e["run"]), tuple(range(*part) for part in e["serves"]))
+            for e in body["entries"]
+        )
+        return cls(body["epoch"], body["groups"], tuple(entries))
+
+    def write(self, folder: Path, name: str) -> int:
+        """Durably; the checksum of the file, for `read`."""
+        data = seal(_KIND, _SUBJECT, self.to_json())
+        replace_file(folder / name, data)
+        return zlib.crc32(data)
+
+    @classmethod
+    def read(cls, path: Path, crc32: int | None = None) -> Manifest:
+        """`Damaged` if the file is missing or is not the one that was written."""
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise Damaged(f"{path} is missing", hint=_MEND) from None
+        if crc32 is not None and zlib.crc32(data) != crc32:
+            raise Damaged(f"{path} is damaged or is of another epoch", hint=_MEND)
+        try:
+            body = unseal(data, _KIND, _SUBJECT, str(path))
+        except Damaged as error:
+            raise Damaged(error.message, hint=_MEND) from None
+        return cls.from_json(body)
+
+
+def unreachable(folder: Path, manifests: Iterable[Manifest]) -> list[Path]:
+    """Runs in the folder that none of the manifests names."""
+    needed = set().union(*(manifest.reachable() for manifest in manifests))
+    return sorted(path for path in folder.glob(f"*{SUFFIX}") if path.name not in needed)
+
+
+def _replaced(entries: list[Entry], parts: Sequence[Merged]) -> list[Entry]:
+    """A run that was merged in several groups stands where it is of the right age in each."""
+    newest, oldest = 0, len(entries)
+    replaced: dict[str, set[int]] = {}
+    for part in parts:
+        for group in part.groups:
+            serving = [i for i, entry in enumerate(entries) if group in entry]
+            at = [n for n, i in enumerate(serving) if entries[i].run.name in part.inputs]
+            if len(at) != len(part.inputs) or at[-1] - at[0] + 1 != len(at):
+                raise ValueError(
+                    f"group {group}: {', '.join(part.inputs)} do not follow each other in age"
+                )
+            newest = max(newest, serving[at[0] - 1] + 1 if at[0] else 0)
+            oldest = min(oldest, (*serving, len(entries))[at[-1] + 1])
+            for name in part.inputs:
+                replaced.setdefault(name, set()).add(group)
+    left = [_without(entry, replaced.get(entry.run.name, set())) for entry in entries]
+    run = parts[0].run
+    if run is not None:
+        if newest > oldest:
+            raise ValueError(f"no age of {run.name} is right in all of its groups")
+        groups = {group for part in parts for group in part.groups if run.count(group)}
+        left.insert(newest, Entry(run, _ranges(groups)))
+    return [entry for entry in left if entry.serves]
+
+
+def _without(entry: Entry, groups: set[int]) -> Entry:
+    if not groups:
+        return entry
+    return Entry(entry.run, _ranges(group for group in _each(entry.serves) if group not in groups))
+
+
+def _each(parts: Iterable[range]) -> Iterator[int]:
+    for part in parts:
+        yield from part
+
+
+def _ranges(groups: Iterable[int]) -> tuple[range, ...]:
+    found: list[range] = []
+    for group in sorted(groups):
+        if found and found[-1].stop == group:
+            found[-1] = range(found[-1].start, group + 1)
+        else:
+            found.append(range(group, group + 1))
+    return tuple(found)

@@ -1,0 +1,289 @@
+"""The state of some key groups at the end of an epoch: look-ups, due timers, and all of it.
+
+What a look-up costs follows the keys that are asked for, not the state: runs are asked newest
+first, each for the keys that are still open, and of a run only the rows that are asked for are
+read. Memory is bounded by the keys asked for, and for a scan by one block of each run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from onceflow.state.keys import END, Places, first_place, group_of, groups_of
+from onceflow.state.manifest import Entry, Manifest
+from onceflow.state.open_run import OpenRun, bounds, let_go, opened
+from onceflow.state.runs import Mask, Rows, Run, StoreSchema, repeated
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows in the order of their places, each key once."""
+
+    places: Places
+    keys: pa.Table
+    live: Mask
+    values: pa.Table
+
+
+class Reader:
+    """Reads the state of the groups in `groups` as `manifest` has it, whatever is written since."""
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, schema: StoreSchema, groups: range | None = None
+    ) -> None:
+        self.folder, self.manifest, self.schema = folder, manifest, schema
+        self.groups = range(manifest.groups) if groups is None else groups
+        self._served = [
+            (entry, mask) for entry in manifest.entries if (mask := self._mask(entry)).any()
+        ]
+        self._open: dict[str, OpenRun] = {}
+        let_go()
+
+    def _mask(self, entry: Entry) -> Mask:
+        mask = np.zeros(self.manifest.groups, np.bool_)
+        for part in entry.serves:
+            mask[max(part.start, self.groups.start) : min(part.stop, self.groups.stop)] = True
+        return mask
+
+    def _run(self, number: int) -> OpenRun:
+        return self.open(self._served[number][0].run)
+
+    def open(self, run: Run) -> OpenRun:
+        """The run, compared with its checksum. It stays open as long as the reader."""
+        if run.name not in self._open:
+            self._open[run.name] = opened(self.folder, run, self.schema)
+        return self._open[run.name]
+
+    # ------------------------------------------------------------ some keys
+
+    def look_up(self, places: Places, keys: pa.Table) -> tuple[pa.Table, Mask]:
+        """The values of each key, null where there are none, and which keys there are.
+
+        Places are in order; `ValueError` if they are not, or not in the reader's groups.
+        """
+        rows, pieces, total = np.full(len(places), -1), [], 0
+        found = np.zeros(len(places), np.bool_)
+        for number, who, table in self._resolved(places, keys, values=True):
+            run = self._run(number)
+            found[who] = run.live(table)
+            rows[who] = np.arange(total, total + len(who))
+            pieces.append(run.values(table))
+            total += len(who)
+        if not pieces:
+            nulls = [pa.nulls(len(places), field.type) for field in self.schema.values]
+            return pa.Table.from_arrays(nulls, schema=self.schema.values), found
+        values = pa.concat_tables(pieces).combine_chunks()
+        if total < len(places) or (rows[1:] < rows[:-1]).any():
+            values = values.take(pa.array(rows, mask=rows < 0))
+        return values, found
+
+    def _resolved(
+        self, places: Places, keys: pa.Table, *, values: bool
+    ) -> Iterator[tuple[int, Rows, pa.Table]]:
+        """Which run has the newest version of which keys, and the rows there; tombstones too."""
+        if not len(places):
+            return
+        if (places[1:] < places[:-1]).any():
+            raise ValueError("places are not in order")
+        groups = groups_of(places, self.manifest.groups)
+        if groups[0] not in self.groups or groups[-1] not in self.groups:
+            raise ValueError(f"places of groups {groups[0]} to {groups[-1]} in {self.groups}")
+        is_open = np.ones(len(places), np.bool_)
+        for number, (_, mask) in enumerate(self._served):
+            mine = np.flatnonzero(is_open & mask[groups])
+            if not mine.size:
+                continue
+            run = self._run(number)
+            everything = len(mine) == len(places)
+            asked = keys if everything else keys.take(mine)
+            for who, table in run.find(
+                places if everything else places[mine], asked, values=values
+            ):
+                is_open[mine[who]] = False
+                yield number, mine[who], table
+
+    # ------------------------------------------------------------ timers
+
+    def due(
+        self,
+        timer: str,
+        until: int,
+        low: int,
+        high: int,
+        most: int,
+        *,
+        handled: tuple[int, int] | None = None,
+    ) -> tuple[Places, pa.Table, int]:
+        """Keys at places in [low, high) whose timer is at or before `until`, about `most` of them.
+
+        Also, how far these are all: the place up to which they were looked for. `handled`: an
+        epoch that fired all that was due until then, so that what is as old and still in runs from
+        before that epoch was replaced, and need not be looked up.
+        """
+        found, reach = [], high
+        for age, (entry, mask) in enumerate(self._served):
+            since = None if handled is None or entry.run.born >= handled[0] else handled[1]
+            if _none_due(entry.run, timer, until):
+                continue
+            run, count = self.open(entry.run), 0
+            for number in run.overlapping(low, high):
+                at = self._due_rows(run, number, timer, (since, until), mask)
+                start, stop = bounds(run.places(number), low, high)
+                at = at[(at >= start) & (at < stop)]
+                if at.size:
+                    found.append((age, number, at))
+                    count += at.size
+                if count > most and run.complete(number):
+                    reach = min(reach, int(run.lasts[number]) + 1)
+                    break
+        places, keys, owners, reach = self._gathered(found, reach, most)
+        if not len(places):
+            return places, keys, reach
+        newest = np.zeros(len(places), np.bool_)
+        for age, who, _ in self._resolved(places, keys, values=False):
+            newest[who] = owners[who] == age
+        return places[newest], keys.filter(pa.array(newest)), reach
+
+    def _due_rows(
+        self,
+        run: OpenRun,
+        number: int,
+        timer: str,
+        between: tuple[int | None, int],
+        mask: Mask,
+    ) -> Rows:
+        since, until = between
+        earliest = run.earliest(number, timer)
+        column = None if earliest is None or earliest > until else run.times(number, timer)
+        if column is None:
+            return np.zeros(0, np.int64)
+        due = pc.less_equal(column, until)
+        if since is not None:
+            due = pc.and_(due, pc.greater(column, since))
+        at = np.flatnonzero(pc.fill_null(due, False).to_numpy(zero_copy_only=False))
+        served: Rows = at[mask[groups_of(run.places(number)[at], self.manifest.groups)]]
+        return served
+
+    def _gathered(
+        self, found: Sequence[tuple[int, int, Rows]], reach: int, most: int
+    ) -> tuple[Places, pa.Table, Rows, int]:
+        """Candidates in order of place up to where all are known, and which run each is from."""
+        places = [self._run(age).places(number)[at] for age, number, at in found]
+        everything = np.sort(np.concatenate(places)) if places else np.zeros(0, np.int64)
+        if len(everything) > most:
+            # A place is not cut; at least one place is taken.
+            reach = min(reach, max(int(everything[most]), int(everything[0]) + 1))
+        keys, kept, owners = [self.schema.keys.empty_table()], [], []
+        for (age, number, at), there in zip(found, places, strict=True):
+            stop = bounds(there, -END, reach)[1]
+            if stop:
+                kept.append(there[:stop])
+                owners.append(np.full(stop, age))
+                run = self._run(age)
+                rows = run.block(number).take(pa.array(at[:stop]))
+                keys.append(run.keys(pa.Table.from_batches([rows])))
+        if not kept:
+            return np.zeros(0, np.int64), keys[0], np.zeros(0, np.int64), reach
+        order = np.argsort(all_places := np.concatenate(kept), kind="stable")
+        table = pa.concat_tables(keys).combine_chunks().take(pa.array(order))
+        return all_places[order], table, np.concatenate(owners)[order], reach
+
+    def next_due(self, timer: str, after: int | None = None) -> int | None:
+        """A time after `after` before which no timer is due; None if none will be.
+
+        It may be that of a version that was replaced.
+        """
+        times = []
+        for entry, mask in self._served:
+            if entry.run.timers.get(timer, -END) is None:
+                continue
+            run = self.open(entry.run)
+            for number in range(len(run)):
+                first, last = (group_of(int(p[number]), len(mask)) for p in (run.firsts, run.lasts))
+                if not mask[first : last + 1].any():
+                    continue
+                time = run.earliest(number, timer)
+                if time is not None and (time == -END or (after is not None and time <= after)):
+                    column = run.times(number, timer)
+                    if column is not None and after is not None:
+                        column = column.filter(pc.greater(column, after))
+                    time = None if column is None else pc.min(column).as_py()
+                if time is not None:
+                    times.append(time)
+        return min(times, default=None)
+
+    # ------------------------------------------------------------ everything
+
+    def scan(
+        self, low: int | None = None, high: int | None = None
+    ) -> Iterator[tuple[Places, pa.Table, pa.Table]]:
+        """Places, keys and values of all keys that there are at places in [low, high), in order."""
+        groups = self.manifest.groups
+        start = first_place(self.groups.start, groups) if low is None else low
+        stop = first_place(self.groups.stop, groups) if high is None else high
+        for part, runs in self._alike():
+            one, two = first_place(part.start, groups), first_place(part.stop, groups)
+            opened = [self.open(run) for run in runs]
+            for piece in merged(opened, max(one, start), min(two, stop)):
+                live = piece.live
+                if live.all():
+                    yield piece.places, piece.keys, piece.values
+                elif live.any():
+                    keep = pa.array(live)
+                    yield piece.places[live], piece.keys.filter(keep), piece.values.filter(keep)
+
+    def _alike(self) -> Iterator[tuple[range, list[Run]]]:
+        """The groups, neighbours that the same runs serve taken together."""
+        start, before = self.groups.start, None
+        for group in (*self.groups, None):
+            serving = None if group is None else [e.run for e, mask in self._served if mask[group]]
+            if before is not None and serving != before:
+                stop = self.groups.stop if group is None else group
+                yield range(start, stop), before
+                start = stop
+            before = serving
+
+
+def _none_due(run: Run, timer: str, until: int) -> bool:
+    earliest = run.timers.get(timer, -END)  # it may have been no timer when the run was written
+    return earliest is None or earliest > until
+
+
+def merged(runs: Sequence[OpenRun], low: int, high: int) -> Iterator[Piece]:
+    """The newest version, tombstones too, of all keys at places in [low, high).
+
+    Runs are newest first. At most one block of each is worked on at a time.
+    """
+    while low < high:
+        nexts = [run.overlapping(low, high) for run in runs]
+        ends = [int(run.lasts[n.start]) + 1 for run, n in zip(runs, nexts, strict=True) if n]
+        if not ends:
+            return
+        end = min(high, *ends)
+        parts = [(run, batches) for run in runs if (batches := run.between(low, end))]
+        if parts:
+            yield _newest([(run, pa.Table.from_batches(batches)) for run, batches in parts])
+        low = end
+
+
+def _newest(parts: Sequence[tuple[OpenRun, pa.Table]]) -> Piece:
+    places = np.concatenate([rows.column(0).to_numpy() for _, rows in parts])
+    keys = pa.concat_tables([run.keys(rows) for run, rows in parts])
+    live = np.concatenate([run.live(rows) for run, rows in parts])
+    values = pa.concat_tables([run.values(rows) for run, rows in parts])
+    if len(parts) == 1:
+        return Piece(places, keys, live, values)
+    # Rows of one place stay in the order of age, so of a key the newest comes first.
+    order = np.argsort(places, kind="stable")
+    places, keys = places[order], keys.combine_chunks().take(pa.array(order))
+    older = repeated(places, keys)
+    if older is not None:
+        newest = ~older
+        places, keys, order = places[newest], keys.filter(pa.array(newest)), order[newest]
+    return Piece(places, keys, live[order], values.combine_chunks().take(pa.array(order)))
