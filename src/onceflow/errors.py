@@ -15,6 +15,7 @@
     ├── BadInput             a row of the input cannot be parsed
     │   └── OutOfRange       rows that were asked for are gone, or not there yet
     ├── BadRows              rows of an epoch that an output cannot take
+    ├── ProcessFailed        a keyed process raised, or returned what does not fit
     ├── RowsDiffer           an epoch was run again, and its rows are not those that it had
     ├── PlanChanged          Spark planned something else than what follows; open again
     ├── PublishFailed        nothing became visible; safe to try again
@@ -109,6 +110,10 @@ class OutOfRange(BadInput):
 
 
 class BadRows(OnceflowError):
+    exit_code = 9
+
+
+class ProcessFailed(OnceflowError):
     exit_code = 9
 
 

@@ -1,1 +1,51 @@
 """Keyed state: a table of one row a key, kept as immutable sorted runs and a manifest an epoch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onceflow.state.joins import JoinLast
+    from onceflow.state.process import KeyedProcess
+    from onceflow.state.ready import Deduplicate, Last, TopN, Totals
+    from onceflow.state.sessions import Sessions
+    from onceflow.state.states import ListState, MapState, ReducingState, Timer, ValueState
+
+__all__ = [
+    "Deduplicate",
+    "JoinLast",
+    "KeyedProcess",
+    "Last",
+    "ListState",
+    "MapState",
+    "ReducingState",
+    "Sessions",
+    "Timer",
+    "TopN",
+    "Totals",
+    "ValueState",
+]
+
+# Imported when they are asked for: they load Arrow, and commands import this package without it.
+_WHERE = {
+    "Deduplicate": "ready",
+    "JoinLast": "joins",
+    "KeyedProcess": "process",
+    "Last": "ready",
+    "ListState": "states",
+    "MapState": "states",
+    "ReducingState": "states",
+    "Sessions": "sessions",
+    "Timer": "states",
+    "TopN": "ready",
+    "Totals": "ready",
+    "ValueState": "states",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'onceflow.state' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"onceflow.state.{_WHERE[name]}"), name)

@@ -1,4 +1,4 @@
-"""What tests of onceflow, and of sinks for onceflow, are built with."""
+"""What tests of onceflow, and of sinks and keyed processes for onceflow, are built with."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from onceflow.testing.contract import SinkContract
+    from onceflow.testing.keyed import KeyedHarness
 
-__all__ = ["SinkContract"]
+__all__ = ["KeyedHarness", "SinkContract"]
 
 
 def __getattr__(name: str) -> Any:
     """Imported when it is asked for: the product has its fault points here, and needs no pytest."""
+    if name == "KeyedHarness":
+        from onceflow.testing.keyed import KeyedHarness
+
+        return KeyedHarness
     if name != "SinkContract":
         raise AttributeError(f"module 'onceflow.testing' has no attribute {name!r}")
     try:

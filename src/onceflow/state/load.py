@@ -1,0 +1,240 @@
+"""State from Parquet files: history that a step begins with, or state that was corrected by hand.
+
+Every row becomes the state of its key, or nothing is loaded: a column that does not fit and a key
+that is there twice are refused by name. Rows may be in any order and of any number:
+
+1. check   the columns of all files, by name
+2. spread  rows over scratch files by the place of their key, none of which is large
+3. sort    one scratch file after the other, into runs
+
+Memory is bounded by a scratch file. A row whose states are all null is no state, and is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from onceflow.errors import BadInput, BadRows, OnceflowError
+from onceflow.state.arrays import empty_is_null, one, valid
+from onceflow.state.evolve import adapt
+from onceflow.state.keys import Places, groups_of, places_of
+from onceflow.state.manifest import Manifest
+from onceflow.state.parquet import HIDDEN, as_spark, check, files, opened
+from onceflow.state.runs import SUFFIX, Run, RunWriter, StoreSchema, repeated
+from onceflow.storage import translate_disk_full
+
+_READ_ROWS = 1 << 17  # at a time
+_SCRATCH_ROWS, _SCRATCH_BYTES, _MOST_SCRATCH = 1 << 19, 32 << 20, 512
+_RUN_BYTES = 256 << 20
+_FEW = 3  # keys that an error names
+
+Tell = Callable[[int], None]  # rows so far
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """State that nobody knows yet: its runs are on disk, and a manifest of them is not."""
+
+    manifest: Manifest
+    rows: int
+    earliest: dict[str, int | None]  # of each timer
+    absent: tuple[str, ...]  # states that not every file has: null where it is missing
+
+
+def load(
+    source: Path,
+    into: Path,
+    schema: StoreSchema,
+    groups: int,
+    *,
+    prefix: str,
+    epoch: int,
+    now: int,
+    scratch: Path,
+    tell: Tell = lambda _: None,
+) -> Loaded:
+    """The rows of the Parquet files at `source`, as runs in `into` that begin with `prefix`.
+
+    `epoch`: that they are the state of. Values without a time of writing count as written `now`.
+    `scratch`: a new folder, which is removed again.
+    """
+    # 1. check
+    absent = check(source, schema)
+    scratch.mkdir(parents=True)
+    try:
+        # 2. spread
+        spread = _spread(source, schema, scratch, now, tell)
+
+        # 3. sort
+        with _Runs(into, prefix, schema, groups, epoch) as runs:
+            for path in spread:
+                _sort(path, schema, runs, source)
+            found = runs.close()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    earliest = {
+        timer: min((at for run in found if (at := run.timers[timer]) is not None), default=None)
+        for timer in schema.timers
+    }
+    manifest = Manifest(epoch, groups).advanced(epoch, found)
+    return Loaded(manifest, sum(run.rows for run in found), earliest, absent)
+
+
+# ---------------------------------------------------------------- 2. spread
+
+
+def _spread(source: Path, schema: StoreSchema, scratch: Path, now: int, tell: Tell) -> list[Path]:
+    """Scratch files with the rows, in the order of their places from file to file."""
+    parts = _parts(source)
+    paths = [scratch / f"{number}{SUFFIX}" for number in range(parts)]
+    layout = _layout(schema)
+    total = 0
+    with contextlib.ExitStack() as stack, translate_disk_full(scratch):
+        writers = [stack.enter_context(pa.ipc.new_file(str(path), layout)) for path in paths]
+        for rows in _batches(source, schema, now):
+            total += rows.num_rows
+            number = groups_of(rows.column(0).to_numpy(), parts)
+            order = np.argsort(number, kind="stable")
+            ordered = rows.take(pa.array(order))
+            ends = np.searchsorted(number[order], np.arange(parts + 1))
+            for writer, start, end in zip(writers, ends[:-1], ends[1:], strict=True):
+                if start < end:
+                    writer.write_table(ordered.slice(start, end - start))
+            tell(total)
+    return paths
+
+
+def _parts(source: Path) -> int:
+    rows = size = 0
+    for path in files(source):
+        with opened(path) as file:
+            about = file.metadata
+            rows += about.num_rows
+            size += sum(about.row_group(n).total_byte_size for n in range(about.num_row_groups))
+    return min(max(rows // _SCRATCH_ROWS, size // _SCRATCH_BYTES) + 1, _MOST_SCRATCH)
+
+
+def _layout(schema: StoreSchema) -> pa.Schema:
+    return pa.schema([pa.field("_place", pa.int64()), *schema.keys, *schema.values])
+
+
+def _batches(source: Path, schema: StoreSchema, now: int) -> Iterator[pa.Table]:
+    for path in files(source):
+        with opened(path) as file:
+            plain = as_spark(path, file.schema_arrow, schema)
+            try:
+                for batch in file.iter_batches(_READ_ROWS):
+                    rows = pa.Table.from_batches([batch]).cast(plain)
+                    yield _placed(rows, schema, now)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise BadInput(
+                    f"{path} cannot be read as state: {error}",
+                    hint="write it again, with the types that the state has",
+                ) from None
+
+
+def _placed(rows: pa.Table, schema: StoreSchema, now: int) -> pa.Table:
+    keys = adapt(rows.select(schema.keys.names), schema.keys)
+    known = [name for name in schema.values.names if name in rows.column_names]
+    values = adapt(rows.select(known), schema.values)
+    columns = {name: empty_is_null(one(values[name])) for name in values.column_names}
+    live = np.zeros(rows.num_rows, np.bool_)
+    for name, column in list(columns.items()):
+        if not name.startswith(HIDDEN):
+            live |= valid(column)
+        elif name not in known:
+            of = columns[name.removeprefix(HIDDEN)]
+            columns[name] = pc.if_else(of.is_valid(), pa.scalar(now, pa.int64()), None)
+    table = pa.Table.from_arrays(
+        [pa.array(places_of(keys)), *keys.columns, *columns.values()], schema=_layout(schema)
+    )
+    return table if live.all() else table.filter(pa.array(live))
+
+
+# ---------------------------------------------------------------- 3. sort
+
+
+def _sort(path: Path, schema: StoreSchema, runs: _Runs, source: Path) -> None:
+    with pa.memory_map(str(path)) as file:
+        table = pa.ipc.open_file(file).read_all().combine_chunks()
+        order = np.argsort(table.column(0).to_numpy(), kind="stable")
+        table = table.take(pa.array(order)).combine_chunks()
+    os.unlink(path)
+    places = table.column(0).to_numpy()
+    keys = table.select(schema.keys.names)
+    again = repeated(places, keys)
+    if again is not None:
+        _refuse_twice(keys.filter(pa.array(again)), source)
+    runs.add(places, keys, table.select(schema.values.names))
+
+
+def _refuse_twice(keys: pa.Table, source: Path) -> None:
+    rows = keys.slice(0, _FEW).to_pylist()
+    some = "; ".join(", ".join(f"{k}={v!r}" for k, v in row.items()) for row in rows)
+    raise BadRows(
+        f"{source} has keys more than once, at least {keys.num_rows}: {some}",
+        hint="write one row for each key",
+    )
+
+
+class _Runs:
+    """Writes runs of bounded size; each key group is in one of them. Nothing is left of them if
+    that fails."""
+
+    def __init__(
+        self, folder: Path, prefix: str, schema: StoreSchema, groups: int, epoch: int
+    ) -> None:
+        self._folder, self._prefix, self._schema = folder, prefix, schema
+        self._groups, self._epoch = groups, epoch
+        self._done: list[Run] = []
+        self._begin()
+
+    def __enter__(self) -> _Runs:
+        return self
+
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        if failure is not None:
+            with contextlib.suppress(OSError, OnceflowError):
+                self._writer.close(born=self._epoch)
+            for path in (*(self._folder / run.name for run in self._done), self._path):
+                path.unlink(missing_ok=True)
+
+    def _begin(self) -> None:
+        self._path = self._folder / f"{self._prefix}-{len(self._done)}{SUFFIX}"
+        self._writer = RunWriter(self._path, self._schema, self._groups)
+        self._bytes, self._last = 0, -1  # the last group that it has rows of
+
+    def add(self, places: Places, keys: pa.Table, values: pa.Table) -> None:
+        start = 0
+        if self._bytes > _RUN_BYTES and len(places):
+            groups = groups_of(places, self._groups)
+            start = int(np.searchsorted(groups, self._last, "right"))
+            self._put(places[:start], keys.slice(0, start), values.slice(0, start))
+            if start < len(places):
+                self._end()
+                self._begin()
+        self._put(places[start:], keys.slice(start), values.slice(start))
+
+    def _put(self, places: Places, keys: pa.Table, values: pa.Table) -> None:
+        if len(places):
+            self._writer.add(places, keys, values, np.ones(len(places), np.bool_))
+            self._bytes += keys.nbytes + values.nbytes
+            self._last = int(groups_of(places[-1:], self._groups)[0])
+
+    def _end(self) -> None:
+        run = self._writer.close(born=self._epoch)
+        if run is not None:
+            self._done.append(run)
+
+    def close(self) -> list[Run]:
+        self._end()
+        return self._done

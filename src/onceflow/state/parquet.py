@@ -1,0 +1,139 @@
+"""Parquet files that are to become state: which they are, and whether their columns fit.
+
+Columns are matched by name, whoever wrote the files, and numbers may be narrower than the state's
+(`evolve`). A state that a file does not have is null; all else that differs is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import types as t
+
+from onceflow.errors import BadInput, JobError
+from onceflow.schema import arrow_schema, spark_schema
+from onceflow.state.evolve import fits, fits_keys
+from onceflow.state.runs import StoreSchema
+
+ABOUT = "_onceflow.json"  # beside files that were exported: what they are, and if they are all
+HIDDEN = "_written."  # columns that say when a value was written
+_UTC = pa.timestamp("us", "UTC")
+
+
+def check(source: Path, schema: StoreSchema) -> tuple[str, ...]:
+    """`JobError` unless the files fit; the states that are missing in some of them."""
+    absent: set[str] = set()
+    for path in files(source):
+        with opened(path) as file:
+            absent |= _check_file(path, file.schema_arrow, schema)
+    return tuple(name for name in schema.values.names if name in absent)
+
+
+def files(source: Path) -> list[Path]:
+    """Of a folder those that Spark would read, also in folders inside of it."""
+    if source.is_file():
+        return [source]
+    if not source.is_dir():
+        raise JobError(f"there is no {source}", hint="name a folder with Parquet files")
+    found = [
+        path
+        for path in sorted(source.rglob("*.parquet"))
+        if not any(part.startswith(("_", ".")) for part in path.relative_to(source).parts)
+    ]
+    about = source / ABOUT
+    if about.is_file() and not json.loads(about.read_text())["complete"]:
+        raise JobError(
+            f"{source} is of an export that did not come to its end",
+            hint="remove the folder, and export again",
+        )
+    if not found:
+        raise JobError(
+            f"{source} has no Parquet files", hint="name a folder with files called *.parquet"
+        )
+    return found
+
+
+def opened(path: Path) -> Any:
+    try:
+        return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
+    except pa.ArrowInvalid as error:
+        raise BadInput(
+            f"{path} is no Parquet file, or is damaged: {error}", hint="write it again"
+        ) from None
+
+
+def _check_file(path: Path, given: pa.Schema, schema: StoreSchema) -> set[str]:
+    """The states that the file does not have."""
+    wanted = [*schema.keys.names, *schema.values.names]
+    unknown = [name for name in given.names if name not in wanted]
+    missing = [name for name in schema.keys.names if name not in given.names]
+    wrong = [f"there is no column {name}, which is part of the key" for name in missing]
+    wrong += [f"the state has no column {name}" for name in unknown]
+    twice = sorted({name for name in given.names if given.names.count(name) > 1})
+    wrong += [f"column {name} is there twice" for name in twice]
+    states = {name for name in schema.values.names if not name.startswith(HIDDEN)}
+    absent = states - set(given.names)
+    if absent == states:
+        wrong.append("there is no state in it, only keys")
+    if not wrong:
+        plain = as_spark(path, given, schema)
+        keys, values = (
+            pa.schema([plain.field(name) for name in part.names if name in plain.names])
+            for part in (schema.keys, schema.values)
+        )
+        wrong += fits_keys(_zoned(keys), _zoned(schema.keys))
+        wrong += fits(_zoned(values), _zoned(schema.values))
+    if wrong:
+        raise JobError(
+            f"the columns of {path} do not fit the state:\n  - " + "\n  - ".join(wrong),
+            hint="the state has the key "
+            f"{_told(schema.keys)}, and {_told(schema.values)}; cast and rename what differs",
+        )
+    return absent
+
+
+def _told(schema: pa.Schema) -> str:
+    return ", ".join(
+        f"{field.name} {field.type}" for field in schema if not field.name.startswith(HIDDEN)
+    )
+
+
+def as_spark(path: Path, given: pa.Schema, schema: StoreSchema) -> pa.Schema:
+    """The columns as Spark's types are in Arrow, whoever wrote the file."""
+    fields = []
+    for field in given:
+        if t.is_null(field.type):  # nobody knows of what type its nulls are
+            part = schema.keys if field.name in schema.keys.names else schema.values
+            fields.append(part.field(field.name))
+            continue
+        try:
+            fields.append(arrow_schema(spark_schema(pa.schema([field]))).field(0))
+        except JobError:
+            raise JobError(
+                f"column {field.name} of {path} is {field.type}, for which Spark has no type",
+                hint="cast it to what the state has",
+            ) from None
+    return pa.schema(fields)
+
+
+def _zoned(schema: pa.Schema) -> pa.Schema:
+    """For comparing: a time without a zone is UTC (Spark's own files often do not say it)."""
+    return pa.schema([field.with_type(_zoned_type(field.type)) for field in schema])
+
+
+def _zoned_type(kind: pa.DataType) -> pa.DataType:
+    if t.is_timestamp(kind):
+        return _UTC
+    if t.is_struct(kind):
+        return pa.struct([field.with_type(_zoned_type(field.type)) for field in kind])
+    if t.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_zoned_type(kind.value_type)))
+    if t.is_map(kind):
+        return pa.map_(
+            _zoned_type(kind.key_type), kind.item_field.with_type(_zoned_type(kind.item_type))
+        )
+    return kind

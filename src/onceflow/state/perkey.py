@@ -1,0 +1,297 @@
+"""One key at a time: the same state and the same guarantees, in plain Python.
+
+Columns become Python values for the whole slice at once and go back in the same way, so that a key
+costs a few microseconds. A key whose state is left as it was is not written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from onceflow.errors import OnceflowError
+from onceflow.state.arrays import Bools, Ints, is_many, one, python_values
+from onceflow.state.failures import Blame
+from onceflow.state.fit import Unfit, difference
+from onceflow.state.process import KeyedProcess
+from onceflow.state.states import Column, MapState, ReducingState
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What a call came to. `touched`: per column the keys that it was set for; None: for all."""
+
+    out: pa.Table | None
+    columns: Mapping[str, pa.Array]
+    touched: Mapping[str, Bools] | None = None
+
+
+class KeyState:
+    """What is kept for one key, as attributes; each step makes a class of its own from this."""
+
+    __slots__ = ("_now", "_opened", "_set", "due")
+
+    def __init__(self, now: list[Any], due: frozenset[str]) -> None:
+        self._now = now
+        self._set = 0  # a bit for each column that was assigned
+        self._opened: dict[int, Any] | None = None  # what could have been changed in place: before
+        self.due = due
+
+    def fold(self, name: str, value: Any) -> None:
+        """Fold a value into a ReducingState. Null is passed over."""
+        how = self._hows[name]  # type: ignore[attr-defined]
+        known = getattr(self, name)
+        if how == "count":
+            setattr(self, name, (known or 0) + (value is not None))
+        elif value is not None:
+            setattr(self, name, value if known is None else _FOLDS[how](known, value))
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+_FOLDS: dict[str, Callable[[Any, Any], Any]] = {
+    "sum": lambda known, value: known + value,
+    "min": lambda known, value: value if value < known or _is_nan(known) else known,
+    "max": lambda known, value: value if value > known or _is_nan(value) else known,
+    "first": lambda known, _: known,
+    "last": lambda _, value: value,
+}
+
+
+class PerKey:
+    """Calls `process_key` and `on_timer_key` of a process."""
+
+    def __init__(
+        self, process: KeyedProcess, keys: pa.Schema, columns: Sequence[Column], output: pa.Schema
+    ) -> None:
+        self._process, self._columns, self._output = process, columns, output
+        self._state = _state_class(type(process).__name__, columns)
+        self._key: Any = None
+        if len(keys) > 1:
+            self._key = namedtuple("Key", keys.names, rename=True)  # type: ignore[misc]
+        self._timers = [n for n, column in enumerate(columns) if column.is_timer]
+
+    def rows(
+        self, keys: pa.Table, kept: Mapping[str, pa.Array], rows: pa.Table, starts: Ints,
+        blame: Blame,
+    ) -> Returned:  # fmt: skip
+        method = self._process.process_key  # type: ignore[attr-defined]
+        names = rows.column_names
+        columns = [python_values(one(column)) for column in rows.columns]
+        plain = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        cuts = [*starts.tolist(), len(plain)]
+        nothing: frozenset[str] = frozenset()
+        states: list[KeyState] = []
+        emitted: list[Any] = []
+        number, new = -1, self._state
+        try:
+            for number, (key, values) in enumerate(self._each(keys, kept)):
+                state = new(values, nothing)
+                states.append(state)
+                out = method(key, plain[cuts[number] : cuts[number + 1]], state)
+                if out is not None:
+                    _gather(emitted, out)
+        except OnceflowError:
+            raise
+        except Exception as error:
+            raise blame.failed(error, key=number) from error
+        return self._returned(emitted, states, [()] * len(states))
+
+    def timers(
+        self, keys: pa.Table, kept: Mapping[str, pa.Array], due: Mapping[str, Bools], blame: Blame
+    ) -> Returned:
+        method = self._process.on_timer_key  # type: ignore[attr-defined]
+        fired = [(n, self._columns[n].name) for n in self._timers]
+        states: list[KeyState] = []
+        emitted: list[Any] = []
+        cleared: list[tuple[int, ...]] = []
+        number = -1
+        try:
+            for number, (key, values) in enumerate(self._each(keys, kept)):
+                now = [(n, name) for n, name in fired if name in due and due[name][number]]
+                state = self._state(values, frozenset(name for _, name in now))
+                states.append(state)
+                cleared.append(tuple(n for n, _ in now))
+                out = method(key, state)
+                if out is not None:
+                    _gather(emitted, out)
+        except OnceflowError:
+            raise
+        except Exception as error:
+            raise blame.failed(error, key=number) from error
+        return self._returned(emitted, states, cleared)
+
+    def _each(self, keys: pa.Table, kept: Mapping[str, pa.Array]) -> Iterable[tuple[Any, Any]]:
+        parts = [python_values(one(column)) for column in keys.columns]
+        named = parts[0] if self._key is None else map(self._key._make, zip(*parts, strict=True))
+        columns = [python_values(kept[column.name]) for column in self._columns]
+        values = map(list, zip(*columns, strict=True)) if columns else ([] for _ in keys.column(0))
+        return zip(named, values, strict=True)
+
+    def _returned(
+        self, emitted: list[Any], states: list[KeyState], cleared: Sequence[tuple[int, ...]]
+    ) -> Returned:
+        """`cleared`: timers that fired; they are null now unless they were set again."""
+        touched: dict[int, list[int]] = {}
+        for number, state in enumerate(states):
+            for n in cleared[number]:
+                if not state._set >> n & 1:
+                    state._now[n] = None
+                    touched.setdefault(n, []).append(number)
+            if state._opened:
+                for n, before in state._opened.items():
+                    if not state._set >> n & 1 and state._now[n] != before:
+                        touched.setdefault(n, []).append(number)
+            if state._set:
+                for n in range(len(self._columns)):
+                    if state._set >> n & 1:
+                        touched.setdefault(n, []).append(number)
+        columns, masks = {}, {}
+        for n, numbers in touched.items():
+            column = self._columns[n]
+            columns[column.name] = _array([s._now[n] for s in states], column)
+            mask = np.zeros(len(states), np.bool_)
+            mask[numbers] = True
+            masks[column.name] = mask
+        return Returned(_table(emitted, self._output), columns, masks)
+
+
+def _gather(emitted: list[Any], out: Any) -> None:
+    if isinstance(out, dict):
+        emitted.append(out)
+    else:
+        emitted.extend(out)
+
+
+def _table(emitted: list[Any], schema: pa.Schema) -> pa.Table | None:
+    if not emitted:
+        return None
+    names, width = schema.names, len(schema)
+    try:
+        if all(type(row) is dict and len(row) == width for row in emitted):
+            columns = [[row[name] for row in emitted] for name in names]
+        else:
+            columns = [
+                list(part) for part in zip(*(_tuple(r, names) for r in emitted), strict=True)
+            ]
+    except KeyError:
+        wrong = next(row for row in emitted if set(row) != set(names))
+        raise _unlike(wrong, names) from None
+    arrays = [
+        _column(v, f.type, f"column {f.name} of out") for v, f in zip(columns, schema, strict=True)
+    ]
+    return pa.table(arrays, schema=schema)
+
+
+def _tuple(row: Any, names: list[str]) -> tuple[Any, ...]:
+    if isinstance(row, dict):
+        if set(row) != set(names):
+            raise _unlike(row, names)
+        return tuple(row[name] for name in names)
+    if not isinstance(row, tuple | list) or len(row) != len(names):
+        raise Unfit(f"a row of out is {row!r}", hint=f"emit dicts or tuples of {', '.join(names)}")
+    return tuple(row)
+
+
+def _unlike(row: Mapping[str, Any], names: list[str]) -> Unfit:
+    missing = [name for name in names if name not in row]
+    extra = [str(name) for name in row if name not in names]
+    return Unfit(difference("a row of out", missing, extra), hint="let output and rows agree")
+
+
+def _array(values: list[Any], column: Column) -> pa.Array:
+    if isinstance(column.declared, MapState):
+        values = [list(v.items()) if isinstance(v, dict) else v for v in values]
+    return _column(values, column.type, f"state {column.name}")
+
+
+def _column(values: list[Any], kind: pa.DataType, what: str) -> pa.Array:
+    try:
+        return pa.array(_as_pairs(values, kind), kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as error:
+        wrong = next((v for v in values if not _fits(v, kind)), None)
+        raise Unfit(f"{what} is {wrong!r}, declared is {kind}: {error}",
+                    hint="mend the value, or declare the type that it has") from error  # fmt: skip
+
+
+def _as_pairs(values: list[Any], kind: pa.DataType) -> list[Any]:
+    """Arrow takes maps as lists of pairs."""
+    if not pa.types.is_map(kind):
+        return values
+    return [list(v.items()) if isinstance(v, dict) else v for v in values]
+
+
+def _fits(value: Any, kind: pa.DataType) -> bool:
+    try:
+        pa.array(_as_pairs([value], kind), kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+# ---------------------------------------------------------------- a class for the state
+
+
+def _state_class(owner: str, columns: Sequence[Column]) -> type[KeyState]:
+    members: dict[str, Any] = {"__slots__": ()}
+    for n, column in enumerate(columns):
+        mutable = is_many(column.type) or pa.types.is_struct(column.type)
+        members[column.name] = _in_place(n, column.type) if mutable else _plain(n)
+    members["_hows"] = {
+        column.name: column.declared.how
+        for column in columns
+        if isinstance(column.declared, ReducingState) and not callable(column.declared.how)
+    }
+    return type(f"{owner}State", (KeyState,), members)
+
+
+def _plain(n: int) -> property:
+    bit = 1 << n
+
+    def get(self: KeyState) -> Any:
+        return self._now[n]
+
+    def assign(self: KeyState, value: Any) -> None:
+        self._now[n] = value
+        self._set |= bit
+
+    return property(get, assign)
+
+
+def _in_place(n: int, kind: pa.DataType) -> property:
+    """A list, dict or struct: whoever gets it may change it, so a copy shows what it was."""
+    bit = 1 << n
+    empty = (dict if pa.types.is_map(kind) else list) if is_many(kind) else None
+
+    def get(self: KeyState) -> Any:
+        if self._set & bit:
+            return self._now[n]
+        if self._opened is None:
+            self._opened = {}
+        if n not in self._opened:
+            if self._now[n] is None and empty is not None:
+                self._now[n] = empty()
+            self._opened[n] = _copied(self._now[n])
+        return self._now[n]
+
+    def assign(self: KeyState, value: Any) -> None:
+        self._now[n] = value
+        self._set |= bit
+
+    return property(get, assign)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_copied(inner) for inner in value]
+    return value

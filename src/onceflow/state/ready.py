@@ -1,0 +1,191 @@
+"""Processes that need no code: totals, duplicates, the last row and the largest rows of a key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from onceflow.errors import JobError
+from onceflow.state.aggregates import aggregates
+from onceflow.state.arrays import TIMESTAMP, Bools, Ints, one, packed, valid
+from onceflow.state.process import KeyedProcess
+from onceflow.state.reducing import run_starts
+from onceflow.state.rows import added, as_columns, as_structs, field, struct_of
+from onceflow.state.states import ListState, ReducingState, Span, ValueState
+
+
+class Totals(KeyedProcess):
+    """Running totals: each key that has rows in an epoch is emitted with what they come to so far.
+
+    `Totals({"spend": "sum(amount)", "n": "count"})`; there are sum, min, max, count, first, last.
+    """
+
+    def __init__(self, totals: Mapping[str, str], *, ttl: Span | None = None) -> None:
+        self._totals, self._ttl = dict(totals), ttl
+
+    def bind(self, keys: pa.Schema, rows: pa.Schema) -> None:
+        for found in aggregates(self._totals, rows, type(self).__name__):
+            state = ReducingState(found.type, found.how, of=found.of, ttl=self._ttl)
+            self.declare(**{found.name: state})
+
+
+class Deduplicate(KeyedProcess):
+    """Of all rows of a key with the same `id` the first is emitted, as it came.
+
+    Without `id` the key itself is the id. An id is forgotten when `ttl` has passed since its first
+    row; the rows that were dropped do not make it longer. Null is an id like any other.
+    """
+
+    def __init__(self, *, id: str | Sequence[str] = (), ttl: Span | None = None) -> None:
+        self._id, self._ttl = [id] if isinstance(id, str) else list(id), ttl
+
+    def bind(self, keys: pa.Schema, rows: pa.Schema) -> None:
+        _refuse_missing(self, self._id, rows)
+        fields = [(f"id{n}", rows.field(name).type) for n, name in enumerate(self._id)]
+        kind = pa.struct([*fields, ("at", TIMESTAMP)])
+        ttl = {} if self._ttl is None else {"ttl": self._ttl, "time": "at"}
+        self.declare(ids=ListState(kind, **ttl))  # type: ignore[arg-type]
+        self.output = rows
+
+    def process(self, keys: pa.Table, rows: pa.Table) -> Any:
+        known = one(keys["ids"])
+        new = self._ids(rows, known.type.value_type)
+        both, of, stood = added(known, new, self.index)
+        codes = of
+        for n in range(len(self._id)):
+            codes = _paired(codes, one(both.field(n)))
+        _, first = np.unique(codes, return_index=True)
+        keep = np.zeros(len(of), np.bool_)
+        keep[first] = True
+        kept = np.flatnonzero(keep)
+        ids = packed(both.take(pa.array(kept)), of[kept], len(keys), known.type)
+        fresh = stood[kept] - (len(both) - len(rows))
+        return rows.take(pa.array(np.sort(fresh[fresh >= 0]))), {"ids": ids}
+
+    def _ids(self, rows: pa.Table, kind: pa.StructType) -> pa.Array:
+        bound = self.binding
+        if bound.watermark:
+            at = one(rows[bound.event_time]).cast(pa.int64()).cast(TIMESTAMP)
+            if self.time.watermark is not None:
+                at = at.fill_null(pa.scalar(self.time.watermark, TIMESTAMP))
+        else:
+            at = pa.array(np.full(len(rows), self.time.now)).cast(TIMESTAMP)
+        columns = [*(one(rows[name]) for name in self._id), at]
+        return pa.StructArray.from_arrays(columns, fields=list(kind))
+
+
+def _paired(codes: Ints, values: pa.Array) -> Ints:
+    """A number for each pair of a code and a value: equal for equal pairs."""
+    encoded = values.dictionary_encode(null_encoding="encode")
+    numbers = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    _, both = np.unique(codes * (len(encoded.dictionary) + 1) + numbers, return_inverse=True)
+    return both.astype(np.int64)
+
+
+class Last(KeyedProcess):
+    """The last row of each key by `order`, emitted whenever another one takes its place.
+
+    Of equal ones the one that came later. A row whose `order` is null is before all others.
+    """
+
+    def __init__(self, *, order: str, ttl: Span | None = None) -> None:
+        self._order, self._ttl = order, ttl
+
+    def bind(self, keys: pa.Schema, rows: pa.Schema) -> None:
+        _refuse_missing(self, [self._order], rows)
+        if self._order in keys.names:
+            raise JobError(
+                f"{type(self).__name__}: order={self._order!r} is a key", hint="name another column"
+            )
+        self.declare(row=ValueState(struct_of(rows, keys), ttl=self._ttl))
+        self.output = rows
+
+    def process(self, keys: pa.Table, rows: pa.Table) -> Any:
+        old = one(keys["row"])
+        by = one(rows[self._order])
+        order = pc.sort_indices(
+            pa.table({"key": pa.array(self.index), "there": by.is_valid(), "by": by}),
+            sort_keys=[("key", "ascending"), ("there", "ascending"), ("by", "ascending")],
+        )
+        # The keys are all there, so the last row of each stands before the first of the next.
+        last = order.take(pa.array(np.append(self.starts[1:], len(rows)) - 1))
+        new = as_structs(rows.take(last), old.type)
+        newer = _not_before(field(new, self._order), field(old, self._order)) | ~valid(old)
+        which = np.arange(len(keys)) + np.where(newer, len(keys), 0)
+        row = pa.concat_arrays([old, new]).take(pa.array(which))
+        at = np.flatnonzero(newer)
+        columns = as_columns(keys.select(self.binding.keys.names), at, row.take(pa.array(at)))
+        return columns, {"row": row}
+
+
+def _not_before(new: pa.Array, old: pa.Array) -> Bools:
+    """Null is before everything."""
+    later = pc.fill_null(pc.greater_equal(new, old), False).to_numpy(zero_copy_only=False)
+    return np.asarray(later | ~valid(old), np.bool_)
+
+
+class TopN(KeyedProcess):
+    """The `n` rows of each key with the largest `by`, emitted with their `rank` when they change.
+
+    Of equal ones those that came first. Rows whose `by` is null or NaN do not take part.
+    """
+
+    def __init__(
+        self, n: int, *, by: str, largest: bool = True, rank: str = "rank", ttl: Span | None = None
+    ) -> None:
+        self._n, self._by, self._largest, self._rank, self._ttl = n, by, largest, rank, ttl
+
+    def bind(self, keys: pa.Schema, rows: pa.Schema) -> None:
+        owner = type(self).__name__
+        _refuse_missing(self, [self._by], rows)
+        if not isinstance(self._n, int) or self._n < 1:
+            raise JobError(f"{owner}: n is {self._n!r}", hint="use a number from 1 on")
+        if self._by in keys.names:
+            raise JobError(f"{owner}: by={self._by!r} is a key", hint="name another column")
+        if self._rank in rows.names:
+            raise JobError(f"{owner}: the rows have a column {self._rank}", hint="give rank=…")
+        self.declare(top=ListState(struct_of(rows, keys), ttl=self._ttl))
+        self.output = rows.append(pa.field(self._rank, pa.int32()))
+
+    def process(self, keys: pa.Table, rows: pa.Table) -> Any:
+        known = one(keys["top"])
+        new = as_structs(rows, known.type.value_type)
+        there = valid(field(new, self._by))
+        if pa.types.is_floating(field(new, self._by).type):
+            there &= ~np.isnan(field(new, self._by).to_numpy(zero_copy_only=False))
+        able = np.flatnonzero(there)
+        both, of, stood = added(known, new.take(pa.array(able)), self.index[able])
+        order = pc.sort_indices(
+            pa.table({"key": pa.array(of), "by": field(both, self._by)}),
+            sort_keys=[
+                ("key", "ascending"),
+                ("by", "descending" if self._largest else "ascending"),
+            ],
+        ).to_numpy()
+        of = of[order]
+        starts = run_starts(of)
+        ranks = np.arange(len(of)) - np.repeat(starts, np.diff(np.append(starts, len(of))))
+        best = np.flatnonzero(ranks < self._n)
+        of, ranks, order = of[best], ranks[best], order[best]
+        kept = both.take(pa.array(order))
+        is_new = stood[order] >= len(both) - len(able)
+        changed = np.zeros(len(keys), np.bool_)
+        changed[of[is_new]] = True
+        shown = np.flatnonzero(changed[of])
+        plain = keys.select(self.binding.keys.names)
+        out = as_columns(plain, of[shown], kept.take(pa.array(shown)))
+        out[self._rank] = pa.array(ranks[shown] + 1, pa.int32())
+        return out, {"top": packed(kept, of, len(keys), known.type)}
+
+
+def _refuse_missing(process: KeyedProcess, names: Sequence[str], rows: pa.Schema) -> None:
+    missing = [name for name in names if name not in rows.names]
+    if missing:
+        raise JobError(
+            f"{type(process).__name__}: the rows have no column {', '.join(missing)}",
+            hint=f"they have {', '.join(rows.names)}",
+        )

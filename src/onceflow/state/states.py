@@ -1,0 +1,267 @@
+"""What a keyed process declares: states and timers, as a person writes them and as they are kept.
+
+Everything that is wrong with a declaration is said before the job starts, with the name of the
+class and of the attribute.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+from pyarrow import types as t
+
+from onceflow.errors import JobError
+from onceflow.schema import arrow_schema, nullable, parse_schema
+from onceflow.state.arrays import TIMESTAMP
+from onceflow.state.fit import same_kind
+
+EVENT, PROCESSING = "event", "processing"
+HOWS = ("sum", "min", "max", "count", "first", "last")
+Fold = Callable[[pa.Array, pa.Array], pa.Array]
+Type: TypeAlias = "str | pa.DataType"  # Spark's, as a person writes it
+Span = str | timedelta
+
+_UNITS = {
+    "us": 1, "microsecond": 1, "ms": 1_000, "millisecond": 1_000, "s": 1_000_000,
+    "sec": 1_000_000, "second": 1_000_000, "min": 60_000_000, "minute": 60_000_000,
+    "h": 3_600_000_000, "hour": 3_600_000_000, "d": 86_400_000_000, "day": 86_400_000_000,
+    "week": 604_800_000_000,
+}  # fmt: skip
+
+
+class Declared:
+    """Anything that a process keeps for each key."""
+
+
+@dataclass(frozen=True)
+class ValueState(Declared):
+    """One value for each key. With `ttl` it is gone when it was not written for so long."""
+
+    type: Type
+    ttl: Span | None = None
+    ttl_on: str | None = None
+
+
+@dataclass(frozen=True)
+class ListState(Declared):
+    """A list for each key. With `time`, a field of its structs, each element expires by itself."""
+
+    type: Type
+    ttl: Span | None = None
+    ttl_on: str | None = None
+    time: str | None = None
+
+
+@dataclass(frozen=True)
+class MapState(Declared):
+    """A map for each key. With `time`, a field of its values, each entry expires by itself."""
+
+    key: Type
+    value: Type
+    ttl: Span | None = None
+    ttl_on: str | None = None
+    time: str | None = None
+
+
+@dataclass(frozen=True)
+class ReducingState(Declared):
+    """One value for each key, into which values of rows are folded; null is passed over.
+
+    `how`: sum, min, max, count, first, last, or an associative function of two Arrow arrays of
+    equal length, without nulls, that says what comes of each pair. `of`: the column of the rows.
+    """
+
+    type: Type
+    how: str | Fold
+    of: str | None = None
+    ttl: Span | None = None
+    ttl_on: str | None = None
+
+
+@dataclass(frozen=True)
+class Timer(Declared):
+    """A time for each key, on the clock of events or of processing. Null: none is set."""
+
+    clock: str = EVENT
+
+
+@dataclass(frozen=True)
+class Column:
+    """A state or timer as it is kept."""
+
+    name: str
+    type: pa.DataType
+    declared: Declared
+    clock: str  # of a timer; else the one that `ttl` is counted on
+    ttl: int | None = None  # microseconds
+    time: str | None = None  # the field that elements expire by
+
+    @property
+    def written(self) -> str | None:
+        """The hidden column that says when the value was last written."""
+        return f"_written.{self.name}" if self.ttl is not None and self.time is None else None
+
+    @property
+    def is_timer(self) -> bool:
+        return isinstance(self.declared, Timer)
+
+
+def span(text: Span) -> int:
+    """ "30 days", "1 hour 30 minutes" or a timedelta: how many microseconds."""
+    if isinstance(text, timedelta):
+        total = text // timedelta(microseconds=1)
+    else:
+        parts = re.findall(r"(\d+)\s*([a-z]+)", str(text))
+        whole = re.fullmatch(r"\s*(\d+\s*[a-z]+\s*)+", str(text)) is not None
+        units = [_UNITS.get(unit, _UNITS.get(unit.removesuffix("s"))) for _, unit in parts]
+        if not whole or None in units:
+            total = 0
+        else:
+            total = sum(int(n) * (u or 0) for (n, _), u in zip(parts, units, strict=True))
+    if total <= 0:
+        raise JobError(f"{text!r} is not a span of time", hint='write it like "30 days" or "90 s"')
+    return int(total)
+
+
+def arrow_type(kind: Type) -> pa.DataType:
+    """The Arrow type of a Spark type string; any part of it may be null."""
+    if isinstance(kind, pa.DataType):
+        return kind
+    fields = arrow_schema(nullable(parse_schema(f"value {kind}")))
+    if len(fields) != 1:
+        raise JobError(f"{kind!r} is more than one type", hint='write one, like "double"')
+    return fields.field(0).type
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a declaration must fit: the columns of keys and rows, and whether time passes."""
+
+    owner: str  # the class, for messages
+    keys: pa.Schema
+    rows: pa.Schema
+    watermark: bool
+
+
+def resolve(states: Mapping[str, Declared], around: Surroundings) -> tuple[Column, ...]:
+    """The columns that are kept; `JobError` for the first declaration that is wrong."""
+    taken = {name.lower(): "a key column" for name in around.keys.names}
+    found = []
+    for name, declared in states.items():
+        where = f"{around.owner}.{name}"
+        if name.startswith("_"):
+            raise JobError(f"{where}: the name of a state must not begin with _", hint="rename it")
+        if (other := taken.get(name.lower())) is not None:
+            raise JobError(
+                f"{where} is called like {other}", hint="rename it; upper case is not told apart"
+            )
+        taken[name.lower()] = "another state"
+        try:
+            found.append(_column(name, declared, around))
+        except JobError as error:
+            raise JobError(f"{where}: {error.message}", hint=error.hint) from None
+    return tuple(found)
+
+
+def _column(name: str, declared: Declared, around: Surroundings) -> Column:
+    default = EVENT if around.watermark else PROCESSING
+    match declared:
+        case Timer(clock=clock):
+            return Column(name, TIMESTAMP, declared, _clock(clock, around))
+        case ValueState(type=kind, ttl=ttl, ttl_on=on):
+            return Column(name, arrow_type(kind), declared, *_expiry(ttl, on, default, around))
+        case ReducingState(type=kind, ttl=ttl, ttl_on=on):
+            whole = arrow_type(kind)
+            _refuse_reduction(declared, whole, around.rows)
+            return Column(name, whole, declared, *_expiry(ttl, on, default, around))
+        case ListState(type=kind, ttl=ttl, ttl_on=on, time=time):
+            element = arrow_type(kind)
+            _refuse_time(time, ttl, element)
+            whole = pa.list_(pa.field("element", element))
+            return Column(name, whole, declared, *_expiry(ttl, on, default, around), time)
+        case MapState(key=key, value=value, ttl=ttl, ttl_on=on, time=time):
+            item = arrow_type(value)
+            _refuse_time(time, ttl, item)
+            whole = pa.map_(arrow_type(key), pa.field("value", item))
+            return Column(name, whole, declared, *_expiry(ttl, on, default, around), time)
+    raise JobError(
+        f"{type(declared).__name__} is not a state",
+        hint="declare a ValueState, ListState, MapState, ReducingState or Timer",
+    )
+
+
+def _clock(clock: str, around: Surroundings) -> str:
+    if clock not in (EVENT, PROCESSING):
+        raise JobError(f"there is no clock {clock!r}", hint='say "event" or "processing"')
+    if clock == EVENT and not around.watermark:
+        raise JobError(
+            "the clock of events does not go without a watermark",
+            hint='give the step event_time= and watermark=, or say "processing"',
+        )
+    return clock
+
+
+def _expiry(
+    ttl: Span | None, on: str | None, default: str, around: Surroundings
+) -> tuple[str, int | None]:
+    if ttl is None and on is not None:
+        raise JobError("ttl_on= says nothing without ttl=", hint='add it, like ttl="30 days"')
+    clock = _clock(default if on is None else on, around)
+    return clock, None if ttl is None else span(ttl)
+
+
+def _refuse_time(time: str | None, ttl: Span | None, element: pa.DataType) -> None:
+    if time is None:
+        return
+    if ttl is None:
+        raise JobError("time= says nothing without ttl=", hint='add it, like ttl="7 days"')
+    if not t.is_struct(element) or element.get_field_index(time) < 0:
+        raise JobError(
+            f"there is no field {time!r} in {element}",
+            hint=f"let the elements be struct<…, {time}: timestamp>",
+        )
+    if not t.is_timestamp(element.field(time).type):
+        raise JobError(
+            f"the field {time!r} is of {element.field(time).type}", hint="let it be a timestamp"
+        )
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(t.is_signed_integer(kind) or t.is_floating(kind) or t.is_decimal(kind))
+
+
+def _refuse_reduction(state: ReducingState, kind: pa.DataType, rows: pa.Schema) -> None:
+    how = state.how
+    if not callable(how) and how not in HOWS:
+        raise JobError(
+            f"{how!r} is not a way to reduce", hint=f"say one of {', '.join(HOWS)}, or a function"
+        )
+    if how == "sum" and not _is_number(kind):
+        raise JobError(f"a sum cannot be of {kind}", hint="use a number, like long or double")
+    if how == "count" and not t.is_int64(kind):
+        raise JobError(f"a count cannot be of {kind}", hint="use long")
+    if state.of is None:
+        return
+    if rows.get_field_index(state.of) < 0:
+        raise JobError(
+            f"the rows have no column {state.of!r}",
+            hint=f"of= names one of {', '.join(rows.names)}",
+        )
+    given = rows.field(state.of).type
+    if how != "count" and not _folds_into(given, kind, how):
+        raise JobError(
+            f"{state.of} is of {given}, which is not folded into {kind}",
+            hint="cast the column, or declare the type that it has",
+        )
+
+
+def _folds_into(given: pa.DataType, kind: pa.DataType, how: Any) -> bool:
+    if same_kind(given, kind):
+        return True
+    wider = _is_number(given) and not t.is_integer(kind) and _is_number(kind)
+    return wider and not (t.is_floating(given) and t.is_decimal(kind)) and not callable(how)

@@ -1,0 +1,365 @@
+"""What one task of a keyed step does in one epoch.
+
+It is given the epoch's rows of its key groups in the order of their places, reads the state of
+their keys as it stood after the epoch before, calls the process, and writes rows and new state to
+files that nobody knows yet. What it yields is one row that describes them. The driver takes the
+files of the attempts whose row it was given, and no others: rows and state of one attempt.
+
+A task holds a slice of its rows at a time (a key's rows are never cut), and of the state what the
+keys of the slice need.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from onceflow.errors import BadRows
+from onceflow.schema import arrow_schema
+from onceflow.state.compact import choose, compact
+from onceflow.state.keys import first_place, task_ranges
+from onceflow.state.manifest import Manifest
+from onceflow.state.process import KeyedProcess
+from onceflow.state.runs import RunWriter, StoreSchema
+from onceflow.state.step import Step, Time
+from onceflow.state.store import Reader
+from onceflow.storage import fsync_file, translate_disk_full
+from onceflow.testing.faults import reach_in_task
+
+PLACE, LATE, PART = "_onceflow_place", "_onceflow_late", "_onceflow_part"
+REPORT = "report"
+_SLICE = 1 << 18  # rows that are worked on at a time
+_DUE = 1 << 16  # keys whose timers fire at a time
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all tasks of one step have to know in one epoch."""
+
+    name: str
+    process: KeyedProcess
+    by: tuple[str, ...]
+    rows: str  # Spark's schema of the rows
+    output: str  # and of what the process emits
+    event_time: str | None
+    watermark: bool
+    null_keys: str
+    tasks: int
+    state: str  # the folder of the step's state
+    rows_to: str  # the folder of what it emits
+    late_to: str | None
+    prefix: str  # of the names of all files that it writes
+    manifest: Manifest  # the state that it begins with
+    time: Time
+    # Timer -> the epoch before, and what was due until then: that has fired.
+    handled: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def until(self) -> dict[str, int]:
+        """Timer -> what is due until then fires in this epoch."""
+        ends = {"event": self.time.watermark, "processing": self.time.now}
+        clocks = self.bound().timers.items()
+        return {timer: end for timer, clock in clocks if (end := ends[clock]) is not None}
+
+    def bound(self) -> Step:
+        rows = arrow_schema(self.rows)
+        keys = pa.schema([rows.field(name) for name in self.by])
+        return Step(
+            self.process, keys=keys, rows=rows, event_time=self.event_time, watermark=self.watermark
+        )
+
+
+def store_schema(step: Step) -> StoreSchema:
+    return StoreSchema(step.keys, step.values, tuple(step.timers))
+
+
+@dataclass
+class _Counts:
+    rows: int = 0
+    late: int = 0
+    out: int = 0
+    fired: int = 0
+    seen: dict[str, int] = field(default_factory=dict)  # partition -> its latest event time
+
+
+def run_task(work: Work, number: int, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
+    yield pa.RecordBatch.from_pydict({REPORT: [json.dumps(_Task(work, number).run(batches))]})
+
+
+class _Task:
+    def __init__(self, work: Work, number: int) -> None:
+        self._work = work
+        self._step = work.bound()
+        self._schema = arrow_schema(work.rows)
+        self._groups = task_ranges(work.manifest.groups, work.tasks)[number]
+        store = store_schema(self._step)
+        self._reader = Reader(Path(work.state), work.manifest, store, self._groups)
+        self._prefix = f"{work.prefix}-{number}-{uuid.uuid4().hex[:8]}"
+        self._writer = RunWriter(
+            Path(work.state) / f"{self._prefix}.arrow", store, work.manifest.groups
+        )
+        self._merged = Path(work.state) / f"{self._prefix}-merged.arrow"
+        # A class that travels by value has its states in another order.
+        self._output = arrow_schema(work.output)
+        self._out = _Rows(Path(work.rows_to) / f"{self._prefix}.parquet", self._output)
+        late = None if work.late_to is None else Path(work.late_to) / f"{self._prefix}.parquet"
+        self._late = None if late is None else _Rows(late, self._schema)
+        self._until = work.until()
+        self._counts = _Counts()
+        self._where = f"{work.name}, key groups {self._groups.start} to {self._groups.stop - 1}"
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
+        low = first_place(self._groups.start, self._work.manifest.groups)
+        end = first_place(self._groups.stop, self._work.manifest.groups)
+        nothing = pa.schema([*self._schema, pa.field(PLACE, pa.int64())]).empty_table()
+        for rows, high in _slices(batches, end, nothing):
+            self._slice(self._on_time(rows), low, high)
+            low = high
+        files = [path for path in (self._out.close(),) if path]
+        late = [path for path in (self._late and self._late.close(),) if path]
+        reach_in_task("task.rows-written")
+        run = self._writer.close(born=self._work.time.epoch)
+        reach_in_task("task.run-written")
+        merged = self._compact(run)
+        reach_in_task("task.merged")
+        counts = self._counts
+        return {
+            "rows": counts.rows, "late": counts.late, "out": counts.out, "fired": counts.fired,
+            "seen": counts.seen, "next": self._next(run),
+            "files": files, "late_files": late,
+            "run": None if run is None else run.to_json(), "merged": merged,
+        }  # fmt: skip
+
+    def _on_time(self, rows: pa.Table) -> pa.Table:
+        """Count the rows, and put aside those that are late."""
+        counts = self._counts
+        counts.rows += rows.num_rows
+        if not rows.num_rows or not self._work.watermark:
+            return rows
+        time = pc.cast(rows[self._work.event_time], pa.int64())
+        latest = (
+            pa.table({"part": rows[PART], "at": time}).group_by("part").aggregate([("at", "max")])
+        )
+        for part, at in zip(*(latest[c].to_pylist() for c in ("part", "at_max")), strict=True):
+            if at is not None:
+                counts.seen[part] = max(at, counts.seen.get(part, at))
+        late = rows[LATE].combine_chunks()
+        number = pc.sum(late).as_py() or 0
+        if not number:
+            return rows
+        counts.late += number
+        if self._late is not None:
+            self._late.add(rows.filter(late).select(self._schema.names).cast(self._schema))
+        return rows.filter(pc.invert(late))
+
+    def _slice(self, rows: pa.Table, low: int, high: int) -> None:
+        """All that happens to keys at places in [low, high): rows, and timers that are due."""
+        while True:
+            places, due, reached = self._due(low, high)
+            places_of_rows = _numpy(rows[PLACE]) if rows.num_rows else np.zeros(0, np.int64)
+            cut = rows.num_rows if reached >= high else int(places_of_rows.searchsorted(reached))
+            self._step_over(rows.slice(0, cut), places_of_rows[:cut], places, due)
+            if reached >= high:
+                return
+            rows, low = rows.slice(cut), reached
+
+    def _due(self, low: int, high: int) -> tuple[np.ndarray, pa.Table | None, int]:
+        """Keys of which a timer is due, from `low` on, and up to where these are all."""
+        reached, found = high, []
+        for timer, until in self._until.items():
+            handled = self._work.handled.get(timer)
+            places, keys, to = self._reader.due(timer, until, low, high, _DUE, handled=handled)
+            found.append((places, keys))
+            reached = min(reached, to)
+        if not found:
+            return np.zeros(0, np.int64), None, reached
+        places = np.concatenate([p for p, _ in found])
+        keys = pa.concat_tables([k for _, k in found])
+        within = places < reached
+        places, keys = places[within], keys.filter(pa.array(within))
+        places, keys, _ = _distinct(places, keys)
+        self._counts.fired += len(places)
+        return places, keys, reached
+
+    def _step_over(
+        self, rows: pa.Table, places: np.ndarray, due: np.ndarray, due_keys: pa.Table | None
+    ) -> None:
+        if not len(places) and not len(due):
+            return
+        keys = rows.select(self._work.by).cast(self._step.keys)
+        if self._work.null_keys == "refuse":
+            self._refuse_nulls(keys)
+        if due_keys is not None and len(due):
+            everything = np.concatenate([places, due])
+            both = pa.concat_tables([keys, due_keys.cast(self._step.keys)])
+            key_places, key_table, number = _distinct(everything, both)
+            index = number[: len(places)]
+        else:
+            key_places, key_table, index = _distinct(places, keys)
+        inner = rows.select(self._schema.names)
+        inner = inner if inner.schema.equals(self._schema) else inner.cast(self._schema)
+        if len(index) and (np.diff(index) < 0).any():  # keys that share a place
+            order = np.argsort(index, kind="stable")
+            inner, index = inner.take(pa.array(order)), index[order]
+        state, _ = self._reader.look_up(key_places, key_table)
+        done = self._step.run(key_table, state, inner, index, self._work.time, where=self._where)
+        changed = np.flatnonzero(done.changed)
+        if len(changed):
+            whole = len(changed) == len(key_places)
+            new_state = done.state if whole else done.state.take(pa.array(changed))
+            new_keys = key_table if whole else key_table.take(pa.array(changed))
+            self._writer.add(key_places[changed], new_keys, new_state, done.live[changed])
+        self._out.add(done.out.select(self._output.names).cast(self._output))
+        self._counts.out += done.out.num_rows
+
+    def _refuse_nulls(self, keys: pa.Table) -> None:
+        for name in keys.column_names:
+            if keys[name].null_count:
+                raise BadRows(
+                    f"{self._where}: {keys[name].null_count} rows of epoch "
+                    f"{self._work.time.epoch} have no {name!r}, which is part of the key",
+                    hint=f"filter them before flow.keyed, or take null_keys='keep': a key {name!r} "
+                    "that is null is a key like any other",
+                )
+
+    def _compact(self, run: Any) -> list[Any]:
+        plan = choose(self._work.manifest, run, self._groups)
+        if not plan:
+            return []
+
+        def expired(values: pa.Table) -> np.ndarray:
+            return self._step.expired(values, self._work.time)
+
+        return [m.to_json() for m in compact(self._reader, plan, self._merged, expired)]
+
+    def _next(self, run: Any) -> Mapping[str, int | None]:
+        """Timer -> no timer of that name is due before this time."""
+        found = {}
+        for timer in self._step.timers:
+            times = [self._reader.next_due(timer, self._until.get(timer))]
+            if run is not None:
+                times.append(run.timers.get(timer))
+            found[timer] = min((time for time in times if time is not None), default=None)
+        return found
+
+
+class _Rows:
+    """A Parquet file that is there only if there are rows."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self._path, self._schema = path, schema
+        self._writer: pq.ParquetWriter | None = None
+
+    def add(self, rows: pa.Table) -> None:
+        if not rows.num_rows:
+            return
+        with translate_disk_full(self._path):
+            if self._writer is None:
+                os.makedirs(self._path.parent, exist_ok=True)
+                self._writer = pq.ParquetWriter(self._path, self._schema)
+            self._writer.write_table(rows)
+
+    def close(self) -> str | None:
+        if self._writer is None:
+            return None
+        with translate_disk_full(self._path):
+            self._writer.close()
+            fsync_file(self._path)
+        return str(self._path)
+
+
+def _slices(
+    batches: Iterator[pa.RecordBatch], end: int, nothing: pa.Table
+) -> Iterator[tuple[pa.Table, int]]:
+    """The rows in pieces that cut no place, each with the first place that is not in it."""
+    held: list[pa.RecordBatch] = []
+    size, schema = 0, None
+    for batch in batches:
+        schema = batch.schema
+        if not batch.num_rows:
+            continue
+        held.append(batch)
+        size += batch.num_rows
+        if size < _SLICE:
+            continue
+        last = batch[PLACE][-1].as_py()
+        cut = int(_numpy(batch[PLACE]).searchsorted(last))
+        if cut == 0 and held[0][PLACE][0].as_py() == last:
+            continue  # all of one place
+        table = pa.Table.from_batches(held)
+        cut = int(_numpy(table[PLACE]).searchsorted(last))
+        yield table.slice(0, cut), last
+        held = table.slice(cut).to_batches()
+        size = table.num_rows - cut
+    table = pa.Table.from_batches(held, schema) if schema is not None else nothing
+    yield table, end
+
+
+def _distinct(places: np.ndarray, keys: pa.Table) -> tuple[np.ndarray, pa.Table, np.ndarray]:
+    """Places and keys without repetition, in the order of places; and the number of each given."""
+    if not len(places):
+        return places, keys, np.zeros(0, np.int64)
+    order = None
+    if (np.diff(places) < 0).any():
+        order = np.argsort(places, kind="stable")
+        places, keys = places[order], keys.take(pa.array(order))
+    first = np.empty(len(places), bool)
+    first[0] = True
+    np.not_equal(places[1:], places[:-1], out=first[1:])
+    if not first.all() and not _same_keys(keys, np.flatnonzero(~first)):
+        return _distinct_by_value(places, keys, order)
+    number = np.cumsum(first) - 1
+    starts = np.flatnonzero(first)
+    found = keys if len(starts) == len(places) else keys.take(pa.array(starts))
+    return places[starts], found, _unordered(number, order)
+
+
+def _unordered(number: np.ndarray, order: np.ndarray | None) -> np.ndarray:
+    if order is None:
+        return number
+    back = np.empty(len(number), np.int64)
+    back[order] = number
+    return back
+
+
+def _same_keys(keys: pa.Table, rows: np.ndarray) -> bool:
+    """Is the key of each of these rows the key of the row before it?"""
+    here, before = pa.array(rows), pa.array(rows - 1)
+    for column in keys.columns:
+        one, two = column.take(here), column.take(before)
+        same = pc.fill_null(pc.equal(one, two), False)
+        both_null = pc.and_(pc.is_null(one), pc.is_null(two))
+        if not pc.all(pc.or_(same, both_null)).as_py():
+            return False
+    return True
+
+
+def _distinct_by_value(
+    places: np.ndarray, keys: pa.Table, order: np.ndarray | None
+) -> tuple[np.ndarray, pa.Table, np.ndarray]:
+    """As `_distinct`, where different keys share a place."""
+    seen: dict[tuple[Any, ...], int] = {}
+    number = np.empty(len(places), np.int64)
+    starts: list[int] = []
+    columns = [column.to_pylist() for column in keys.columns]
+    for row, key in enumerate(zip(places.tolist(), *columns, strict=True)):
+        if key not in seen:
+            seen[key] = len(starts)
+            starts.append(row)
+        number[row] = seen[key]
+    rows = np.array(starts)
+    return places[rows], keys.take(pa.array(rows)), _unordered(number, order)
+
+
+def _numpy(column: Any) -> np.ndarray:
+    found = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return np.asarray(found.to_numpy(zero_copy_only=False), np.int64)
