@@ -9,8 +9,10 @@ from typing import Any
 
 from onceflow import __version__
 from onceflow.home import now
+from onceflow.keyed import KeyedStep
 from onceflow.ledger import Guarantee
 from onceflow.runtime.lease import host_name
+from onceflow.schema import plain_schema
 from onceflow.sinks.base import Sink
 from onceflow.sources.base import Source
 
@@ -30,6 +32,29 @@ class Declared:
     digests: bool = True  # is one taken of each epoch's rows?
     looks_only: bool = False  # no source hears of it
     code: str | None = None  # fingerprint of what the author of the job wrote
+    keyed: tuple[KeyedStep, ...] = ()  # steps between `df` and what is written
+    result: str | None = None  # the schema of what they make of it, as Spark's JSON
+
+    @property
+    def schema(self) -> str:
+        """Of the rows that are written, as Spark's JSON."""
+        return self.result or plain_schema(self.df.schema.jsonValue())
+
+    @property
+    def ticks(self) -> bool:
+        """Do keyed steps have something to do when no rows come?"""
+        return any(step.ticks for step in self.keyed)
+
+    @property
+    def late(self) -> dict[str, str]:
+        """Outputs of late rows -> their schema."""
+        return {step.late_output: step.rows for step in self.keyed if step.late is not None}
+
+    def schema_of(self, output: str) -> str:
+        return self.late.get(output) or self.schema
+
+    def mode_of(self, output: str) -> str:
+        return "append" if output in self.late else self.mode
 
     def guarantee(self, output: str) -> Guarantee:
         return self.guarantees.get(output, Guarantee.EXACTLY_ONCE)

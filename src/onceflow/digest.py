@@ -6,6 +6,7 @@ It is the sum of a hash of each row, taken by Spark on the way, and stands in th
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from onceflow.schema import quoted
@@ -16,11 +17,23 @@ _BITS = 36  # of each hash: the sum of 134 million rows fits into a long
 
 def with_digest(df: Any) -> Any:
     """The same rows; when all have passed, Spark knows their digest by the name `NAME`."""
+    return df.observe(NAME, _digest(df))
+
+
+def _digest(df: Any) -> Any:
     from pyspark.sql import functions as F
 
     values = [_hashable(field) for field in df.schema.jsonValue()["fields"]]
     low = F.xxhash64(*values).bitwiseAND(F.lit((1 << _BITS) - 1))
-    return df.observe(NAME, F.try_sum(low).alias("digest"))
+    return F.try_sum(low).alias("digest")
+
+
+def observed(rows: Any) -> tuple[Any, Callable[[], int | None]]:
+    """As `with_digest`, for rows that are no stream: and what gives the digest after an action."""
+    from pyspark.sql import Observation
+
+    watch = Observation(NAME)
+    return rows.observe(watch, _digest(rows)), lambda: watch.get["digest"]
 
 
 def _hashable(field: dict[str, Any]) -> Any:

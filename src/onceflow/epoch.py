@@ -17,7 +17,8 @@
 
 1. check    nobody came after us; Spark planned the range that follows the last decision, and its
             file says what its memory says; what joined its sources is remembered
-2. stage    one Spark action: rows and state of one attempt, where no reader sees them
+2. stage    one Spark action, or one for each keyed step: rows and state of one attempt, where no
+            reader sees them
 3. harden   fsync rows, offsets and state
 4. decide   append the decision: the commit point. From here on the epoch will be published
 5. publish  each output by compare-and-set from the ledger position that the decision names
@@ -43,8 +44,8 @@ from typing import Any, NamedTuple
 from onceflow.agreement import Agreement
 from onceflow.committables import harden, verify
 from onceflow.declared import Declared
-from onceflow.digest import NAME as DIGEST
 from onceflow.epoch_log import Decision, OutputDecision
+from onceflow.epoch_rows import EpochRows, Made
 from onceflow.errors import Fenced, JobError, OnceflowError, OutOfRange, PlanChanged
 from onceflow.explain import explain
 from onceflow.home import Query, now
@@ -52,7 +53,7 @@ from onceflow.identity import refuse_other_checkpoint
 from onceflow.ledger import Committable, Guarantee, Ledger, Position, Publication
 from onceflow.lineage import Origin, refuse_foreign, refuse_other_rows
 from onceflow.runtime.lease import Lease
-from onceflow.schema import columns, plain_schema, refuse_difference
+from onceflow.schema import columns, refuse_difference
 from onceflow.sinks.base import Sink
 from onceflow.snapshots.past import Past
 from onceflow.spark_inside import (
@@ -63,7 +64,6 @@ from onceflow.spark_inside import (
     offset_after,
     parse_offsets,
 )
-from onceflow.staging import Stager, refuse_columns
 from onceflow.standing import Standing
 from onceflow.testing.faults import reach
 from onceflow.times import Times
@@ -100,7 +100,7 @@ class Epochs:
         self.log = query.epoch_log()
         self.checkpoint = Checkpoint(query.folder)
         self._agreement = Agreement.of(self.checkpoint, self.log, declared.df.sparkSession)
-        self.schema = plain_schema(declared.df.schema.jsonValue())
+        self.schema = declared.schema
         self.term = 0
         self.opened_at: int | None = None  # the epoch that had been published before
         self.published_at: float | None = None  # when this driver published last
@@ -111,7 +111,7 @@ class Epochs:
         self._standing = Standing(declared.sources, query, looks_only=declared.looks_only)
         self._past = Past(query)
         self._reads: set[str] = set()  # its sources, as far as Spark has planned them
-        self._stager = Stager(declared.outputs, declared.by, self.schema, declared.on_bad)
+        self._rows = EpochRows(query, declared)
         self._running: RunningQuery | None = None
         self._busy = threading.Lock()
         self._sweeper = ThreadPoolExecutor(1, thread_name_prefix="onceflow sweep")
@@ -131,6 +131,7 @@ class Epochs:
         self._origin = Origin.of(self.log.read())
         self._refuse_foreign(seen)
         self._refuse_other_columns()
+        self._rows.refuse_state(self.log.last)
         self.term = self.lease.next_term(max([self.log.term, *(s.term for s in seen.values())]))
         self._reach("open.led", query=self._id())
 
@@ -157,8 +158,8 @@ class Epochs:
                         self._id(name),
                         self._ledgers[name],
                         term=self.term,
-                        schema=self.schema,
-                        mode=self.declared.mode,
+                        schema=self.declared.schema_of(name),
+                        mode=self.declared.mode_of(name),
                     )
                     self._reach("open.ledger-brought", output=name)
 
@@ -180,13 +181,14 @@ class Epochs:
         # 5. no-data
         self.opened_at = self.log.last.epoch if self.log.last else None
         self._agreement.put_in_no_data()
+        self._rows.due(self.log.last)
         self._reach("open.ready")
         self.log.check()  # who was paused on the way here need not start Spark to hear it
 
     def _refuse_what_cannot_work(self) -> None:
-        refuse_columns(self.schema, self.declared.outputs, self.declared.by)
+        self._rows.refuse_columns()
         for name, sink in self._outputs:
-            sink.prepare(self._id(name), self.schema, self.declared.mode)
+            sink.prepare(self._id(name), self.declared.schema_of(name), self.declared.mode_of(name))
 
     def _refuse_foreign(self, ledgers: Mapping[str, Ledger]) -> None:
         for name, sink in self._outputs:
@@ -198,7 +200,8 @@ class Epochs:
         for name, sink in self._outputs:
             decided = self.log.last and self.log.last.outputs.get(name)
             if decided:
-                refuse_difference(str(sink), columns(decided.schema), columns(self.schema))
+                schema = self.declared.schema_of(name)
+                refuse_difference(str(sink), columns(decided.schema), columns(schema))
 
     def _publish_last(self) -> None:
         last = self.log.last
@@ -242,6 +245,7 @@ class Epochs:
         for folder in self.query.staged.glob("*-*-*-*"):
             if int(folder.name.rsplit("-", 2)[1]) < self.term:
                 shutil.rmtree(folder, ignore_errors=True)
+        self._rows.sweep(self.log.decisions, term=self.term)
         if self._origin is not None and self._last_epoch >= self._origin.replays_to:
             self.query.forget_replay()
 
@@ -301,12 +305,14 @@ class Epochs:
         tag = f"{self.query.lineage[:8]}-{epoch}-{self.term}-{uuid.uuid4().hex[:8]}"
         folder = self.query.staged / tag
         with _removed_upon(BaseException, folder):
-            staged = self._stager.stage(batch, folder, tag, running.load(plan), running)
+            before = self._before(epoch)
+            made = self._rows.make(
+                batch, running, plan, folder=folder, last=self.log.last, before=before
+            )
             self._reach("epoch.staged", epoch=epoch)
 
             # 3. harden
-            decision = self._decision(plan, offsets, entries, staged)
-            before = self._before(epoch)
+            decision = self._decision(plan, offsets, entries, made)
             if before is not None and self._origin is not None and not self._origin.is_fork:
                 refuse_other_rows(before, decision, self._id())
             self._harden(decision)
@@ -323,6 +329,7 @@ class Epochs:
                 self._publish(name, sink, decision)
             self._reach("epoch.output-published", epoch=epoch, output=name)
         self.published_at = time.time()
+        self._rows.due(decision)
         self._reach("epoch.published", epoch=epoch)
 
         # 6. sweep, while Spark commits this epoch and plans the next
@@ -336,6 +343,7 @@ class Epochs:
         if self.log.roll_up(keep=keep, slack=keep, before=self._past.keep):
             self._past.sweep()
             self._standing.hold(end, self._first_start)
+        self._rows.sweep(self.log.decisions, term=self.term)
         for _, sink in self._outputs:
             sink.tidy()
         self._standing.published(end)
@@ -382,7 +390,7 @@ class Epochs:
         plan: Plan,
         offsets: str,
         entries: SourceEntries,
-        staged: Mapping[str, tuple[Committable, ...]],
+        made: Made,
     ) -> Decision:
         assert self._running is not None
         before = self._before(plan.epoch)
@@ -399,14 +407,16 @@ class Epochs:
             outputs={
                 name: OutputDecision(
                     previous=self._ledgers[name].position,
-                    files=tuple(self._relative(file) for file in staged[name]),
-                    schema=self.schema,
-                    mode=self.declared.mode,
+                    files=tuple(self._relative(file) for file in made.staged[name]),
+                    schema=self.declared.schema_of(name),
+                    mode=self.declared.mode_of(name),
                     guarantee=self.declared.guarantee(name),
                 )
                 for name, _ in self._outputs
             },
-            digest=self._running.observed(DIGEST),
+            digest=made.digest,
+            now=made.now,
+            keyed=made.keyed,
             nonce=uuid.uuid4().hex if before is None else before.nonce,
         )
 

@@ -54,6 +54,8 @@ class Decision:
     outputs: dict[str, OutputDecision]
     nonce: str = field(default_factory=lambda: uuid.uuid4().hex)
     digest: int | None = None  # of all rows; None: not taken, or too many rows
+    now: int = 0  # the time that keyed steps were told, microseconds; it never goes back
+    keyed: dict[str, dict[str, Any]] = field(default_factory=dict)  # step -> its state, and time
 
     @property
     def rows(self) -> int:

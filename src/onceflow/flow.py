@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from onceflow.declared import Declared
 from onceflow.errors import JobError
 from onceflow.home import JobFolder
+from onceflow.keyed import GROUPS, Keyed, KeyedStep, keyed
 from onceflow.ledger import Guarantee
 from onceflow.names import check_name
 from onceflow.sinks.base import Sink
@@ -19,6 +21,8 @@ from onceflow.sources.base import Source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from onceflow.state.process import KeyedProcess
 
 MODES = ("append", "update", "complete")
 
@@ -59,10 +63,45 @@ class Flow:
             self.write(f"{name}.rejected", source.rejected(self.spark, name), to=source.on_bad)
         return source.stream(self.spark, name)
 
+    def keyed(
+        self,
+        df: DataFrame | Keyed,
+        *,
+        by: str | list[str] | tuple[str, ...],
+        process: KeyedProcess,
+        name: str | None = None,
+        event_time: str | None = None,
+        watermark: str | None = None,
+        idle: str | None = None,
+        order: tuple[str, ...] | None = None,
+        late: Sink | None = None,
+        null_keys: str = "keep",
+        groups: int = GROUPS,
+        tasks: int | None = None,
+        initial: str | os.PathLike[str] | None = None,
+    ) -> Keyed:
+        """The rows of `df` by key, through a process that keeps state for each key.
+
+        What it returns can be written, changed by DataFrame code (`.then(lambda df: …)`) and given
+        to another `flow.keyed`. `name` is the name of the state, for its life; that of the process
+        if none is given. `watermark`: how far behind the latest `event_time` of its partition a row
+        may come; later ones go to `late`, or are only counted. `order`: the columns that say which
+        partition a row is of and, last, its offset there; those of `Log` and `Kafka` are found.
+        `idle`: a partition that has been silent for so long holds the watermark back no more.
+        `null_keys`: "keep" (null is a key) or "refuse". `groups`: key groups, for the life of the
+        state. `tasks`: in how many tasks it runs; may change at any start. `initial`: a folder of
+        Parquet files, a row for each key, that is the state before the first epoch of the step.
+        """
+        return keyed(
+            df, by=by, process=process, name=name, event_time=event_time, watermark=watermark,
+            idle=idle, order=order, late=late, null_keys=null_keys, groups=groups, tasks=tasks,
+            initial=initial,
+        )  # fmt: skip
+
     def write(
         self,
         name: str,
-        df: DataFrame,
+        df: DataFrame | Keyed,
         *,
         to: Sink | Mapping[str, Sink],
         mode: str = "append",
@@ -121,7 +160,7 @@ class Flow:
 
 def declare(
     name: str,
-    df: DataFrame,
+    df: DataFrame | Keyed,
     to: Sink | Mapping[str, Sink],
     *,
     mode: str,
@@ -129,7 +168,9 @@ def declare(
     on_bad: str | None,
     guarantee: str | Mapping[str, str],
 ) -> Declared:
-    _streaming(df, f"output {name!r}")
+    steps = df.steps if isinstance(df, Keyed) else ()
+    if not steps:
+        _streaming(df, f"output {name!r}")
     if mode not in MODES:
         raise JobError(f"{mode!r} is not an output mode", hint=f"use one of {', '.join(MODES)}")
     outputs = {name: to} if isinstance(to, Sink) else dict(to) if isinstance(to, Mapping) else {}
@@ -148,12 +189,27 @@ def declare(
         )
     guarantees = _guarantees(outputs, guarantee)
     declared = Declared(
-        df=df, outputs=outputs, mode=mode, by=by, on_bad=on_bad, guarantees=guarantees
+        df=df.df if isinstance(df, Keyed) else df,
+        outputs={**outputs, **_late(name, steps, outputs)},
+        mode=mode,
+        by=by,
+        on_bad=on_bad,
+        guarantees=guarantees,
+        keyed=steps,
+        result=df.schema if isinstance(df, Keyed) else None,
     )
     found = targets(declared)
     if len(found) != len(set(found)):
         raise JobError(f"two outputs of {name!r} write to the same target", hint="rename one")
     return declared
+
+
+def _late(name: str, steps: tuple[KeyedStep, ...], outputs: Mapping[str, Sink]) -> dict[str, Sink]:
+    found = {step.late_output: step.late for step in steps if step.late is not None}
+    taken = sorted(set(found) & set(outputs))
+    if taken:
+        raise JobError(f"two outputs of {name!r} are called {taken[0]!r}", hint="rename one")
+    return found
 
 
 def _guarantees(

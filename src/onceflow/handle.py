@@ -20,6 +20,7 @@ from onceflow.fingerprint import fingerprint
 from onceflow.flow import Flow, declare
 from onceflow.home import JobFolder, Query
 from onceflow.job import Job, milliseconds
+from onceflow.keyed import Keyed
 from onceflow.ledger import Guarantee
 from onceflow.runtime.lease import Lease
 from onceflow.runtime.stopping import StopRequest
@@ -230,7 +231,7 @@ def start(
 
 
 def write(
-    df: DataFrame,
+    df: DataFrame | Keyed,
     name: str,
     *,
     to: Sink | Mapping[str, Sink],
@@ -246,7 +247,7 @@ def write(
 ) -> StreamingQuery:
     """Run one streaming DataFrame without a job; `name` under `home` is its identity. `digests`
     as in `@job`."""
-    session = _session(df.sparkSession, None)
+    session = _session((df.df if isinstance(df, Keyed) else df).sparkSession, None)
     folder = JobFolder(home, name)
     declared = declare(name, df, to, mode=mode, by=by, on_bad=on_bad, guarantee=guarantee)
     declared = replace(declared, digests=digests)
@@ -331,7 +332,13 @@ def run_again(query: Query, declared: Declared) -> Decision:
 
 def _writer(epochs: Epochs) -> Any:
     declared, query = epochs.declared, epochs.query
-    rows = with_digest(declared.df) if declared.digests else declared.df
+    df = declared.df
+    if declared.ticks:
+        from onceflow.sources.ticks import with_ticks
+
+        df = with_ticks(df, query.ticks)
+    own = declared.digests and not declared.keyed  # else it is taken of what the steps emit
+    rows = with_digest(df) if own else df
     writer = rows.writeStream.outputMode(declared.mode).foreachBatch(epochs)
     writer = writer.option("checkpointLocation", str(query.folder))
     return writer.queryName(f"{query.job}/{query.name}")

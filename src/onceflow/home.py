@@ -8,6 +8,7 @@
 <home>/<job>/lineages/<id>/<query>/        a Spark checkpoint, and in it
 <home>/<job>/lineages/<id>/<query>/onceflow/log/     the epoch log
 <home>/<job>/lineages/<id>/<query>/onceflow/staged/  rows that are not published yet
+<home>/<job>/lineages/<id>/<query>/onceflow/keyed/   the state of keyed steps
 <home>/<job>/lineages/<id>/<query>/onceflow/times.jsonl  how long the last epochs took
 <home>/<job>/stop/                         who is asked to stop, and has: `runtime/stopping.py`
 """
@@ -55,6 +56,11 @@ class Query:
     @property
     def staged(self) -> Path:
         return self.folder / "onceflow" / "staged"
+
+    @property
+    def ticks(self) -> Path:
+        """Says when something is due, if no rows come."""
+        return self.folder / "onceflow" / "ticks.json"
 
     @property
     def store(self) -> LocalStore:

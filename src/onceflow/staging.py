@@ -75,9 +75,10 @@ class Stager:
         self._last: tuple[int, int, int] | None = None  # rows, bytes and input of the epoch before
 
     def stage(
-        self, batch: Any, folder: Path, tag: str, load: Load, running: RunningQuery
+        self, batch: Any, folder: Path, tag: str, load: Load, running: RunningQuery | None = None
     ) -> dict[str, tuple[Committable, ...]]:
-        """Run the one action over `batch`; output -> what it staged."""
+        """Run the one action over `batch`; output -> what it staged. `running`: whose plan it is,
+        if it is the plan of a query."""
         self._refuse_folders_for_unfit()
         spark, rows = batch.sparkSession, self._with_routes(batch)
         if self._is_small(load):
@@ -145,12 +146,8 @@ class Stager:
                 folder.mkdir(parents=True, exist_ok=True)
                 pq.write_table(part, folder / f"part-{uuid.uuid4()}.parquet")
 
-    def _write(self, rows: Any, root: Path, running: RunningQuery) -> None:
-        spark = rows.sparkSession
-        for name, value in _SETTINGS.items():
-            spark.conf.set(name, value)
-            # Tasks read it here; what the session says is put here before an epoch begins.
-            spark.sparkContext.setLocalProperty(name, value)
+    def _write(self, rows: Any, root: Path, running: RunningQuery | None) -> None:
+        set_for_writing(rows.sparkSession)
         options, folders = {**COMMITTER, **_QUICK}, _folder_columns(rows.columns)
         rolls = [sink.roll_bytes for sink in self._outputs.values() if sink.roll_bytes]
         if rolls:
@@ -165,6 +162,8 @@ class Stager:
             except (Py4JError, PySparkException) as error:
                 self._refuse_long_folder(str(error), root)
                 raise
+        elif running is None:
+            rows.write.options(**options).parquet(str(root))
         else:
             running.write_parquet(root, options)
 
@@ -266,6 +265,14 @@ class Stager:
         rows = sum(file.rows for file in files)
         if rows >= 1000:
             self._bytes_per_row = sum(file.bytes for file in files) / rows
+
+
+def set_for_writing(spark: Any) -> None:
+    """Parquet as every reader knows it, whatever the session says."""
+    for name, value in _SETTINGS.items():
+        spark.conf.set(name, value)
+        # Tasks read it here; what the session says is put here before an epoch begins.
+        spark.sparkContext.setLocalProperty(name, value)
 
 
 def _folder_columns(names: list[str]) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 import onceflow
 import onceflow.sinks
 import onceflow.sources
+import onceflow.state
 from onceflow import Job, errors, job
 from onceflow.errors import JobError, OnceflowError
 from onceflow.job import load, milliseconds
@@ -289,8 +290,22 @@ def test_the_public_names_are_these() -> None:
         "open_target",
     ]
     assert onceflow.sources.__all__ == ["Files", "Kafka", "Log", "Source"]
+    assert onceflow.state.__all__ == [
+        "Deduplicate",
+        "JoinLast",
+        "KeyedProcess",
+        "Last",
+        "ListState",
+        "MapState",
+        "ReducingState",
+        "Sessions",
+        "Timer",
+        "TopN",
+        "Totals",
+        "ValueState",
+    ]
 
 
-@pytest.mark.parametrize("module", [onceflow, onceflow.sinks, onceflow.sources])
+@pytest.mark.parametrize("module", [onceflow, onceflow.sinks, onceflow.sources, onceflow.state])
 def test_every_public_name_is_there(module: object) -> None:
     assert all(hasattr(module, name) for name in module.__all__)  # type: ignore[attr-defined]

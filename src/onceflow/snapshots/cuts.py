@@ -48,8 +48,17 @@ def cut_of(query: Query, epoch: int | None = None) -> Cut | None:
         raise JobError(f"epoch {epoch} of {query.job}/{query.name} is not decided")
     last, checkpoint = decisions[-1], ReadCheckpoint(query.folder)
     state = checkpoint.state_files(last.epoch, last.state) if last.state else []
+    state = [*state, *_keyed_files(query.folder, last)]
     files = {str(path.relative_to(query.folder)): path for path in state}
     return Cut(decisions[-2:], checkpoint.source_lines(last), files)
+
+
+def _keyed_files(folder: Path, decision: Decision) -> list[Path]:
+    if not decision.keyed:
+        return []
+    from onceflow.operators import files_of  # loads Arrow
+
+    return files_of(folder, decision)
 
 
 def published(query: Query) -> list[Decision]:
@@ -139,6 +148,12 @@ def refuse_incomplete(root: Path, held: dict[str, Any]) -> None:
                 hint=_OTHER,
             )
     taken = ReadCheckpoint(root).state_files(last.epoch, last.state) if last.state else []
+    taken = [*taken, *_keyed_files(root, last)]
+    gone = [path for path in taken if not path.is_file()]
+    if gone:
+        raise CheckpointRefused(
+            f"{gone[0]} belongs to the state of epoch {last.epoch} and is missing", hint=_OTHER
+        )
     named = {entry["path"] for entry in held["files"]}
     extra = sorted({str(path.relative_to(root)) for path in taken} - named)
     if extra:

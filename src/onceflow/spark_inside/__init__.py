@@ -27,11 +27,13 @@ from onceflow.spark_inside.query import (
     end_jvm,
     has_raw_files,
     is_classic,
+    is_deterministic,
     jvm_process,
     keep_no_checksums,
     keep_quiet,
     no_state_snapshots,
     register_data_source,
+    stateful_operations,
 )
 from onceflow.spark_inside.source_log import COMPACT_INTERVAL, SourceEntries
 
@@ -50,6 +52,7 @@ __all__ = [
     "end_jvm",
     "has_raw_files",
     "is_classic",
+    "is_deterministic",
     "jvm_process",
     "keep_no_checksums",
     "keep_quiet",
@@ -57,6 +60,7 @@ __all__ = [
     "offset_after",
     "parse_offsets",
     "register_data_source",
+    "stateful_operations",
 ]
 
 

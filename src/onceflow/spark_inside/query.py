@@ -23,6 +23,11 @@ _REPORTED_BY_US = (
     "sql.execution.datasources",
     "api.python",
 )
+# Parts of the names of logical operators.
+_STATEFUL = (
+    "Aggregate", "Deduplicate", "Distinct", "Limit", "GroupsWithState", "InPandasWithState",
+    "TransformWithState",
+)  # fmt: skip
 _STATE_WRITER = "org.apache.spark.sql.execution.streaming.operators.stateful.StateStoreWriter"
 
 
@@ -198,6 +203,32 @@ class RunningQuery:
         tracker = self._query.watermarkTracker()
         tracker.updateWatermark(self._query.lastExecution().executedPlan())
         return int(tracker.currentWatermark())
+
+
+def stateful_operations(df: Any) -> list[str]:
+    """What a streaming DataFrame does that Spark keeps state for, by the names that Spark has."""
+    found = []
+    left = [df._jdf.queryExecution().analyzed()]
+    while left:
+        node = left.pop()
+        name, children = node.getClass().getSimpleName(), list(_iterate(node.children().iterator()))
+        streams = sum(child.isStreaming() for child in children)
+        known = any(part in name for part in _STATEFUL)
+        if (known and streams) or (name == "Join" and streams == 2):
+            found.append(name)
+        left += children
+    return found
+
+
+def is_deterministic(df: Any) -> bool:
+    """As far as Spark knows: a Python function counts as such unless it was said not to be."""
+    left = [df._jdf.queryExecution().analyzed()]
+    while left:
+        node = left.pop()
+        if not node.deterministic():
+            return False
+        left += _iterate(node.children().iterator())
+    return True
 
 
 def _numbers(offset: Any) -> int:

@@ -80,6 +80,10 @@ SNAPSHOTS = (
     "sqlite.rewound",
 )
 
+# Of keyed steps, on the driver and in tasks: `tests/spark/test_keyed_crashes.py`.
+KEYED = ("keyed.ran", "keyed.listed", "keyed.step-staged")
+TASK = ("task.rows-written", "task.run-written", "task.merged")
+
 # Of targets that are servers: the tests that have these servers reach them.
 SERVICES = POSTGRES + KAFKA
 
@@ -116,12 +120,26 @@ def reach(point: str, **facts: object) -> None:
         armed.act(point)
 
 
+def reach_in_task(point: str) -> None:
+    """A task stands at `point`. `ONCEFLOW_TASK_FAULT=point:action:folder` breaks the first task
+    that comes there, by `kill` or `raise`, and leaves a file of that name in the folder."""
+    asked = os.environ.get("ONCEFLOW_TASK_FAULT", "")
+    if not asked.startswith(f"{point}:"):
+        return
+    _, action, folder = asked.split(":", 2)
+    try:
+        Path(folder, point).touch(exist_ok=False)
+    except FileExistsError:
+        return
+    _action(action, folder)(point)
+
+
 def arm(
     point: str, action: str | Callable[[str], None], *, visit: int = 1, folder: str = ""
 ) -> None:
     """Break this process at the given visit of `point`."""
-    if point not in POINTS + TRIM + SNAPSHOTS + SERVICES:
-        known = ", ".join(POINTS + SERVICES)
+    if point not in POINTS + TRIM + SNAPSHOTS + KEYED + SERVICES:
+        known = ", ".join(POINTS + KEYED + SERVICES)
         raise ValueError(f"no fault point is called {point!r}; there are: {known}")
     act = action if callable(action) else _action(action, folder)
     _armed[point] = _Armed(act, visit)

@@ -1,0 +1,99 @@
+"""The rows of an epoch: through the keyed steps of the query, if it has any, and staged.
+
+Without keyed steps it is one action over the batch. With them it is one for each step, and one for
+what comes out of the last; each reads nothing but what was staged before it, so that all rows and
+all state of an epoch are of one attempt, however often tasks are repeated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onceflow.declared import Declared
+from onceflow.digest import NAME as DIGEST
+from onceflow.digest import observed
+from onceflow.epoch_log import Decision
+from onceflow.home import Query
+from onceflow.keyed import At
+from onceflow.ledger import Committable
+from onceflow.sinks.base import Staged
+from onceflow.spark_inside import Plan, RunningQuery
+from onceflow.staging import Stager, refuse_columns
+
+if TYPE_CHECKING:
+    from onceflow.operators import Operators
+
+
+@dataclass(frozen=True)
+class Made:
+    """What an epoch has made, where nobody sees it."""
+
+    staged: dict[str, tuple[Committable, ...]]  # output -> files
+    digest: int | None
+    now: int = 0  # for the decision, as are these
+    keyed: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+class EpochRows:
+    """Makes one epoch after the other of one query."""
+
+    def __init__(self, query: Query, declared: Declared) -> None:
+        self._declared = declared
+        late = declared.late
+        self._outputs = {n: sink for n, sink in declared.outputs.items() if n not in late}
+        self._stager = Stager(self._outputs, declared.by, declared.schema, declared.on_bad)
+        self._operators: Operators | None = None
+        if declared.keyed:
+            from onceflow.operators import Operators  # loads Arrow
+
+            self._operators = Operators(query, declared.keyed, declared.df)
+
+    def refuse_columns(self) -> None:
+        """Say before the query starts what could not be staged later."""
+        refuse_columns(self._declared.schema, self._outputs, self._declared.by)
+
+    def refuse_state(self, last: Decision | None) -> None:
+        """Keyed state that does not fit what is declared now."""
+        if self._operators is not None:
+            self._operators.open(last)
+
+    def make(
+        self,
+        batch: Any,
+        running: RunningQuery,
+        plan: Plan,
+        *,
+        folder: Path,
+        last: Decision | None,
+        before: Decision | None,
+    ) -> Made:
+        """`last`: the decision of the epoch before; `before`: that of this one in the lineage
+        before, if it is run again. All that is written has the name of `folder` in its own."""
+        load = running.load(plan)
+        if self._operators is None:
+            staged = self._stager.stage(batch, folder, folder.name, load, running)
+            return Made(staged, running.observed(DIGEST))
+        now = int(time.time() * 1e6) if before is None else before.now
+        now = now if last is None else max(now, last.now)  # clocks go back, time does not
+        ran = self._operators.run(batch, At(plan.epoch, now, folder, folder.name), last)
+        rows, digest = observed(ran.rows) if self._declared.digests else (ran.rows, None)
+        staged = self._stager.stage(rows, folder, folder.name, load)
+        for name, (files, read) in ran.late.items():
+            schema = self._declared.schema_of(name)
+            late = Staged(files, folder, folder / name, folder.name, schema, read)
+            staged[name] = self._declared.outputs[name].stage(late)
+        return Made(staged, digest() if digest else None, now, ran.keyed)
+
+    def due(self, last: Decision | None) -> None:
+        """Have an epoch run when a timer is due, though no rows come."""
+        if self._operators is not None:
+            self._operators.set_wake(last)
+
+    def sweep(self, retained: Sequence[Decision], *, term: int) -> None:
+        """Remove keyed state that no retained decision names; nothing of newer terms."""
+        if self._operators is not None:
+            self._operators.sweep(retained, term)

@@ -1,0 +1,97 @@
+"""The time of a keyed step: which rows are late, how far the watermark is, and what is due when.
+
+All of it stands in the decision of an epoch, so that the next one begins with it, whoever runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from onceflow.keyed import KeyedStep
+from onceflow.schema import quoted
+from onceflow.state.task import LATE, PART
+
+
+def with_late(rows: Any, step: KeyedStep, stood: Mapping[str, Any]) -> Any:
+    """Is a row late? By what stood before it in its own partition, in the order of offsets; so it
+    does not matter how rows fall into epochs. Without offsets: by the watermark."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    assert step.event_time is not None
+    assert step.delay is not None
+    at = F.unix_micros(F.col(quoted(step.event_time)).cast("timestamp"))
+    watermark = stood.get("watermark")
+    floor = F.lit(watermark).cast("long")
+    if not step.order:
+        rows = rows.withColumn(PART, F.lit(""))
+    else:
+        *parts, offset = step.order
+        named = [F.coalesce(F.col(quoted(p)).cast("string"), F.lit("")) for p in parts]
+        rows = rows.withColumn(PART, F.concat_ws("/", *named))
+        before = (
+            Window.partitionBy(PART)
+            .orderBy(quoted(offset))
+            .rowsBetween(Window.unboundedPreceding, -1)
+        )
+        seen = F.max(at).over(before)
+        known = {part: latest for part, (latest, _) in stood.get("seen", {}).items()}
+        if known:
+            pairs = [F.lit(x) for part, latest in known.items() for x in (part, latest)]
+            seen = F.greatest(seen, F.try_element_at(F.create_map(*pairs), F.col(PART)))
+        floor = F.greatest(floor, seen - F.lit(step.delay))
+    return rows.withColumn(LATE, F.coalesce(at < floor, F.lit(False)))
+
+
+def partitions_seen(
+    before: Mapping[str, list[int]], reports: list[dict[str, Any]], now: int
+) -> dict[str, list[int]]:
+    """Partition -> its latest event time, and when rows came from it last."""
+    found = {part: list(pair) for part, pair in before.items()}
+    for report in reports:
+        for part, latest in report["seen"].items():
+            old = found.get(part, [latest, now])[0]
+            found[part] = [max(old, latest), now]
+    return found
+
+
+def next_watermark(
+    step: KeyedStep, seen: Mapping[str, list[int]], before: int | None, now: int
+) -> int | None:
+    """No partition that is not idle has come further behind; it never goes back."""
+    if step.delay is None or not seen:
+        return before
+    awake = [latest for latest, at in seen.values() if step.idle is None or now - at < step.idle]
+    if not awake:
+        return before
+    found = min(awake) - step.delay
+    return found if before is None else max(before, found)
+
+
+def idle_at(step: KeyedStep, seen: Mapping[str, list[int]], now: int) -> int | None:
+    """When the partition that holds the watermark back will count as idle."""
+    if step.idle is None:
+        return None
+    times = [at + step.idle for _, at in seen.values() if now - at < step.idle]
+    return min(times) if len(times) > 1 else None
+
+
+def wake(step: KeyedStep, stood: Mapping[str, Any]) -> int | None:
+    """When there is something to do: at once, if an event timer is behind the watermark."""
+    times = [stood.get("idle_at")]
+    for timer, at in stood.get("next", {}).items():
+        if step.clocks.get(timer) == "processing":
+            times.append(at)
+        elif at is not None and stood["watermark"] is not None and at <= stood["watermark"]:
+            times.append(0)
+    return min((time for time in times if time is not None), default=None)
+
+
+def next_due(reports: list[dict[str, Any]]) -> dict[str, int | None]:
+    found: dict[str, int | None] = {}
+    for report in reports:
+        for timer, at in report["next"].items():
+            times = [time for time in (found.get(timer), at) if time is not None]
+            found[timer] = min(times, default=None)
+    return found

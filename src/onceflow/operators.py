@@ -1,0 +1,379 @@
+"""The keyed steps of a query, as the driver runs them: one action a step, over what was staged.
+
+State of a step lies under `onceflow/keyed/<step>/` of the query: immutable runs, and a manifest for
+each epoch that says which runs are its state. A decision names the manifests of its epoch; nobody
+reads one that no decision names. So an epoch that is run again reads what the epoch before left,
+and never what an attempt that failed has written.
+
+1. place   where rows belong (Spark hashes the key), and which of them are late
+2. run     one action: each task writes rows and a run of state, and describes them
+3. list    the manifest of the epoch: the runs of the attempts that Spark took, and the older ones
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from onceflow.committables import AS_WRITTEN, COMMITTER, describe, read_staged
+from onceflow.epoch_log import Decision
+from onceflow.errors import Damaged, JobError
+from onceflow.home import Query
+from onceflow.keyed import At, KeyedStep
+from onceflow.keyed_time import (
+    idle_at,
+    next_due,
+    next_watermark,
+    partitions_seen,
+    wake,
+    with_late,
+)
+from onceflow.ledger import Committable
+from onceflow.schema import arrow_schema, columns, quoted, spark_schema
+from onceflow.spark_inside import is_deterministic
+from onceflow.staging import set_for_writing
+from onceflow.state.evolve import fits, fits_keys
+from onceflow.state.load import load
+from onceflow.state.manifest import Manifest, Merged
+from onceflow.state.parquet import check
+from onceflow.state.runs import Run, StoreSchema
+from onceflow.state.step import Time
+from onceflow.state.task import PLACE, REPORT, Work, run_task, store_schema
+from onceflow.testing.faults import reach
+
+FOLDER = "onceflow/keyed"
+_FEW = 10_000  # rows that are not worth a job of Spark to read
+_TASK = "_onceflow_task"
+_WRITTEN = re.compile(r"([0-9a-f]{8})-\d+-(\d+)-")  # lineage, epoch and term of who wrote it
+_logger = logging.getLogger(__name__)
+_BATCH_ROWS = "65536"  # that Python is given at a time
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What the steps of one epoch have made, all of it staged."""
+
+    rows: Any  # DataFrame
+    late: Mapping[str, tuple[tuple[Committable, ...], Callable[[], Any]]]  # output -> files, rows
+    keyed: dict[str, dict[str, Any]]  # for the decision
+
+
+def files_of(folder: Path, decision: Decision) -> list[Path]:
+    """The files of keyed state after an epoch. `folder`: of the query."""
+    found = []
+    for name, stood in decision.keyed.items():
+        path = _manifest_path(folder, name, stood)
+        manifest = Manifest.read(path, stood["crc"])
+        found += [path, *(folder / FOLDER / name / run for run in sorted(manifest.reachable()))]
+    return found
+
+
+def manifest_of(folder: Path, decision: Decision, step: str) -> Manifest:
+    stood = decision.keyed[step]
+    return Manifest.read(_manifest_path(folder, step, stood), stood["crc"])
+
+
+def _manifest_path(folder: Path, step: str, stood: Mapping[str, Any]) -> Path:
+    return folder / FOLDER / step / str(stood["manifest"])
+
+
+class Operators:
+    """The keyed steps of one query under one term."""
+
+    def __init__(self, query: Query, steps: tuple[KeyedStep, ...], df: Any) -> None:
+        """`df`: the stream that the first step reads."""
+        self._query, self._steps, self._spark = query, steps, df.sparkSession
+        self._fickle = not is_deterministic(df)
+        self._manifests: dict[str, tuple[int, Manifest]] = {}  # by step: epoch, manifest
+        self._reachable: dict[tuple[str, str], frozenset[str]] = {}  # by step and manifest: runs
+
+    # -------------------------------------------------------------- opening
+
+    def open(self, last: Decision | None) -> None:
+        """Refuse, before anything runs, state that does not fit what the job declares now."""
+        kept = {} if last is None else last.keyed
+        gone = sorted(set(kept) - {step.name for step in self._steps})
+        if gone:
+            raise JobError(
+                f"{self._query.name} has state of keyed step {', '.join(gone)}, and the job has no "
+                "step of that name any more",
+                hint="call it so again (name=…), or start the job under another name",
+            )
+        for step in self._steps:
+            if step.name in kept:
+                self._refuse_unfit(step, kept[step.name])
+            elif step.initial is not None:
+                check(step.initial, self._schema(step))
+
+    def _refuse_unfit(self, step: KeyedStep, stood: Mapping[str, Any]) -> None:
+        if stood["groups"] != step.groups:
+            raise JobError(
+                f"keyed step {step.name!r} has state in {stood['groups']} key groups, and the job "
+                f"says {step.groups}",
+                hint=f"groups={stood['groups']}: their number is for the life of the state",
+            )
+        new = self._schema(step)
+        wrong = fits_keys(arrow_schema(stood["schema"]["keys"]), new.keys)
+        wrong += fits(arrow_schema(stood["schema"]["values"]), new.values)
+        if wrong:
+            raise JobError(
+                f"the state of keyed step {step.name!r} does not fit what the job declares now:"
+                "\n  - " + "\n  - ".join(wrong),
+                hint="declare it as it was; a state of another type needs another name, and may "
+                "stand beside the old one until that is dropped",
+            )
+
+    # -------------------------------------------------------------- one epoch
+
+    def run(self, batch: Any, at: At, last: Decision | None) -> Ran:
+        """`last`: the decision before."""
+        rows, fickle, late = batch, self._fickle, {}
+        kept: dict[str, dict[str, Any]] = {}
+        for number, step in enumerate(self._steps):
+            stood = {} if last is None else last.keyed.get(step.name, {})
+            place = at.folder / f"keyed-{number}"
+            if fickle:
+                rows = self._settled(rows, place / "input")
+            kept[step.name], reports = self._run(step, rows, stood, at, place)
+            if step.late is not None:
+                taken = _taken(reports, place / "taken")
+                read = partial(read_staged, self._spark, taken, step.rows, ())
+                late[step.late_output] = describe(taken, ()), read
+            rows = self._read(reports, step)
+            for change in step.then:
+                rows = change(rows)
+            fickle = bool(step.then) and not is_deterministic(rows)
+            reach("keyed.step-staged", epoch=at.epoch)
+        return Ran(rows, late, kept)
+
+    def _run(
+        self, step: KeyedStep, rows: Any, stood: Mapping[str, Any], at: At, place: Path
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """What the decision says of the step, and what its tasks report."""
+        epoch, now = at.epoch, at.now
+        watermark = stood.get("watermark")
+        manifest = self._manifest(step, stood, at, place)
+        tasks = step.tasks or min(step.groups, self._spark.sparkContext.defaultParallelism)
+        handled = {timer: (epoch - 1, until) for timer, until in stood.get("until", {}).items()}
+        time = Time(now, watermark, epoch)
+        work = self._work(
+            step, manifest, time, tag=at.tag, place=place, tasks=tasks, handled=handled
+        )
+        (self._folder(step)).mkdir(parents=True, exist_ok=True)
+
+        # 1. place
+        placed = self._placed(rows, step, stood, tasks)
+
+        # 2. run
+        self._spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", _BATCH_ROWS)
+        found = placed.mapInArrow(partial(_in_task, work), f"{REPORT} string").collect()
+        reports = [json.loads(row[0]) for row in found]
+        reach("keyed.ran", epoch=epoch)
+
+        # 3. list
+        runs = [Run.from_json(r["run"]) for r in reports if r["run"] is not None]
+        merged = [Merged.from_json(m) for r in reports for m in r["merged"]]
+        manifest = manifest.advanced(epoch, runs, merged)
+        name = f"{at.tag}.json"
+        crc = manifest.write(self._folder(step), name)
+        self._manifests[step.name] = (epoch, manifest)
+        reach("keyed.listed", epoch=epoch)
+        seen = partitions_seen(stood.get("seen", {}), reports, now)
+        kept = {
+            "manifest": name, "crc": crc, "groups": step.groups,
+            "schema": _described(store_schema(work.bound()), stood.get("schema")), "seen": seen,
+            "watermark": next_watermark(step, seen, watermark, now),
+            "rows": sum(r["rows"] for r in reports), "late": sum(r["late"] for r in reports),
+            "fired": sum(r["fired"] for r in reports), "next": next_due(reports),
+            "idle_at": idle_at(step, seen, now), "until": work.until(),
+        }  # fmt: skip
+        return kept, reports
+
+    def set_wake(self, last: Decision | None) -> None:
+        """Say when an epoch is due, if no rows come."""
+        if last is not None and any(step.ticks for step in self._steps):
+            from onceflow.sources.ticks import set_wake
+
+            times = [wake(step, last.keyed.get(step.name, {})) for step in self._steps]
+            set_wake(self._query.ticks, min((t for t in times if t is not None), default=None))
+
+    def _work(
+        self,
+        step: KeyedStep,
+        manifest: Manifest,
+        time: Time,
+        *,
+        tag: str = "",
+        place: Path = Path(),
+        tasks: int = 1,
+        handled: Mapping[str, tuple[int, int]] | None = None,
+    ) -> Work:
+        return Work(
+            name=step.name,
+            process=step.process,
+            by=step.by,
+            rows=step.rows,
+            output=step.output,
+            event_time=step.event_time,
+            watermark=step.delay is not None,
+            null_keys=step.null_keys,
+            tasks=tasks,
+            state=str(self._folder(step)),
+            rows_to=str(place / "rows"),
+            late_to=None if step.late is None else str(place / "late"),
+            prefix=tag,
+            manifest=manifest,
+            time=time,
+            handled=handled or {},
+        )
+
+    def _schema(self, step: KeyedStep) -> StoreSchema:
+        return store_schema(self._work(step, Manifest(-1, step.groups), Time(0, None, 0)).bound())
+
+    def _manifest(self, step: KeyedStep, stood: Mapping[str, Any], at: At, place: Path) -> Manifest:
+        if not stood:
+            return self._initial(step, at, place)
+        known = self._manifests.get(step.name)
+        if known is not None and known[0] == at.epoch - 1:
+            return known[1]
+        return Manifest.read(_manifest_path(self._query.folder, step.name, stood), stood["crc"])
+
+    def _initial(self, step: KeyedStep, at: At, place: Path) -> Manifest:
+        """The state before the step's first epoch."""
+        if step.initial is None:
+            return Manifest(-1, step.groups)
+        loaded = load(
+            step.initial,
+            self._folder(step),
+            self._schema(step),
+            step.groups,
+            prefix=f"{at.tag}-initial",
+            epoch=at.epoch - 1,
+            now=at.now,
+            scratch=place / "initial",
+        )
+        return loaded.manifest
+
+    def _folder(self, step: KeyedStep) -> Path:
+        return self._query.folder / FOLDER / step.name
+
+    def _settled(self, rows: Any, folder: Path) -> Any:
+        """Rows with a random column, as they are now. In the middle of the action of a step Spark
+        may compute some of them again, for a worker that was lost, when others that came out
+        differently are in the state already."""
+        set_for_writing(self._spark)
+        rows.write.options(**COMMITTER).parquet(str(folder))
+        return self._spark.read.schema(rows.schema).options(**AS_WRITTEN).parquet(str(folder))
+
+    # -------------------------------------------------------------- where rows belong
+
+    def _placed(self, rows: Any, step: KeyedStep, stood: Mapping[str, Any], tasks: int) -> Any:
+        """The rows by task, each task's in the order of their places."""
+        from pyspark.sql import functions as F
+
+        kinds = columns(step.rows)
+        if step.delay is not None:
+            rows = with_late(rows, step, stood)
+        small = ("byte", "short", "integer")
+        keys = [
+            F.col(quoted(key)).cast("long") if kinds[key] in small else F.col(quoted(key))
+            for key in step.by
+        ]
+        flipped = F.col(PLACE).bitwiseXOR(F.lit(-(1 << 63)))
+        group = F.shiftrightunsigned(F.shiftrightunsigned(flipped, 32) * step.groups, 32)
+        rows = rows.withColumn(PLACE, F.xxhash64(*keys))
+        rows = rows.withColumn(_TASK, _task_of(group, step.groups, tasks).cast("int"))
+        return rows.repartitionById(tasks, _TASK).drop(_TASK).sortWithinPartitions(PLACE)
+
+    def _read(self, reports: list[dict[str, Any]], step: KeyedStep) -> Any:
+        """What the step emitted, as a DataFrame."""
+        from pyspark.sql.types import StructType
+
+        schema = StructType.fromJson(json.loads(step.output))
+        files = [path for report in reports for path in report["files"]]
+        if not files:
+            return self._spark.createDataFrame([], schema)
+        if sum(report["out"] for report in reports) <= _FEW:
+            table = pa.concat_tables([pq.ParquetFile(path).read() for path in files])
+            return self._spark.createDataFrame(table, schema)
+        return self._spark.read.schema(schema).options(**AS_WRITTEN).parquet(*files)
+
+    # -------------------------------------------------------------- sweeping
+
+    def sweep(self, retained: Sequence[Decision], term: int) -> None:
+        """Remove state that no retained decision names.
+
+        A driver that was paused here and wakes up after its successor knows nothing of what that
+        decided. So it leaves what newer terms wrote; and of what was there before, a successor
+        needs nothing that our own last decision does not name.
+        """
+        root = self._query.folder / FOLDER
+        for folder in root.iterdir() if root.is_dir() else ():
+            stood = [d.keyed[folder.name] for d in retained if folder.name in d.keyed]
+            try:
+                needed = self._needed(folder, stood)
+            except Damaged as error:  # then who knows what is needed
+                _logger.warning("nothing is swept: %s", error.message)
+                continue
+            for path in folder.iterdir():
+                if path.name not in needed and not self._is_newer(path.name, term):
+                    path.unlink(missing_ok=True)
+
+    def _needed(self, folder: Path, stood: Sequence[Mapping[str, Any]]) -> set[str]:
+        needed = {str(one["manifest"]) for one in stood}
+        known = {key: runs for key, runs in self._reachable.items() if key[0] != folder.name}
+        for one in stood:
+            key = (folder.name, str(one["manifest"]))
+            if key in self._reachable:
+                known[key] = self._reachable[key]
+            else:
+                known[key] = frozenset(Manifest.read(folder / key[1], one["crc"]).reachable())
+            needed |= known[key]
+        self._reachable = known
+        return needed
+
+    def _is_newer(self, name: str, term: int) -> bool:
+        found = _WRITTEN.match(name)
+        ours = found is not None and found[1] == self._query.lineage[:8]
+        return ours and found is not None and int(found[2]) > term
+
+
+def _taken(reports: list[dict[str, Any]], folder: Path) -> Path:
+    """The late rows of the attempts that count, where no other attempt writes."""
+    folder.mkdir(parents=True)
+    for report in reports:
+        for file in report["late_files"]:
+            Path(file).rename(folder / Path(file).name)
+    return folder
+
+
+def _described(schema: StoreSchema, before: Mapping[str, str] | None) -> dict[str, str]:
+    """Also of states that were dropped: old runs have them, so no other may have their name."""
+    old = [] if before is None else list(arrow_schema(before["values"]))
+    dropped = [field for field in old if field.name not in schema.values.names]
+    values = pa.schema([*schema.values, *dropped])
+    return {"keys": spark_schema(schema.keys), "values": spark_schema(values)}
+
+
+def _task_of(group: Any, groups: int, tasks: int) -> Any:
+    """The task whose range of `task_ranges` the group is in."""
+    from pyspark.sql import functions as F
+
+    return F.floor(((group + 1) * tasks - 1) / groups)
+
+
+def _in_task(work: Work, batches: Any) -> Any:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    return run_task(work, context.partitionId(), batches)

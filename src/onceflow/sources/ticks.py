@@ -1,0 +1,86 @@
+"""A stream without rows that moves when something is due: an epoch for timers on an idle stream.
+
+Spark runs an epoch when a source has something new. The driver writes down when the next timer is
+due (`set_wake`, after each epoch and before Spark starts); when that time has come, this source
+says that it has moved on. It says so until the driver, with the next epoch, writes another time.
+
+This module needs PySpark to be imported; it is imported when a stream is made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    SupportsTriggerAvailableNow,
+)
+
+NAME = "onceflow_ticks"
+
+
+def with_ticks(df: Any, path: Path) -> Any:
+    """The same rows, and an epoch when the time in the file at `path` has come."""
+    from onceflow.spark_inside import register_data_source
+
+    spark = df.sparkSession
+    register_data_source(spark, TickSource)
+    reader = spark.readStream.name(NAME).format(NAME).option("path", str(path)).schema(df.schema)
+    return df.union(reader.load())
+
+
+def set_wake(path: Path, at: int | None) -> None:
+    """`at`: microseconds; None: nothing is due until rows come."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({"at": at}))
+    os.replace(part, path)
+
+
+class TickSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def streamReader(self, schema: Any) -> TickReader:
+        return TickReader(Path(self.options["path"]))
+
+
+class TickReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"tick": 0}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """What is due when all rows are read still comes."""
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        try:
+            at = json.loads(self._path.read_text())["at"]
+        except FileNotFoundError:
+            at = None
+        due = at is not None and time.time() * 1e6 >= at
+        return {"tick": start["tick"] + 1} if due else start
+
+    def reportLatestOffset(self) -> dict[str, int] | None:
+        return None
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        return [InputPartition(0)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return iter(())
+
+    def commit(self, end: dict[str, int]) -> None:
+        pass
