@@ -10,6 +10,7 @@
 <home>/<job>/lineages/<id>/<query>/onceflow/staged/  rows that are not published yet
 <home>/<job>/lineages/<id>/<query>/onceflow/keyed/   the state of keyed steps
 <home>/<job>/lineages/<id>/<query>/onceflow/times.jsonl  how long the last epochs took
+<home>/<job>/importing/                    what `onceflow state import` makes, until it is a lineage
 <home>/<job>/stop/                         who is asked to stop, and has: `runtime/stopping.py`
 """
 

@@ -52,7 +52,6 @@ from onceflow.testing.faults import reach
 
 FOLDER = "onceflow/keyed"
 _FEW = 10_000  # rows that are not worth a job of Spark to read
-_TASK = "_onceflow_task"
 _WRITTEN = re.compile(r"([0-9a-f]{8})-\d+-(\d+)-")  # lineage, epoch and term of who wrote it
 _logger = logging.getLogger(__name__)
 _BATCH_ROWS = "65536"  # that Python is given at a time
@@ -280,19 +279,14 @@ class Operators:
         """The rows by task, each task's in the order of their places."""
         from pyspark.sql import functions as F
 
-        kinds = columns(step.rows)
         if step.delay is not None:
             rows = with_late(rows, step, stood)
-        small = ("byte", "short", "integer")
-        keys = [
-            F.col(quoted(key)).cast("long") if kinds[key] in small else F.col(quoted(key))
-            for key in step.by
-        ]
-        flipped = F.col(PLACE).bitwiseXOR(F.lit(-(1 << 63)))
-        group = F.shiftrightunsigned(F.shiftrightunsigned(flipped, 32) * step.groups, 32)
-        rows = rows.withColumn(PLACE, F.xxhash64(*keys))
-        rows = rows.withColumn(_TASK, _task_of(group, step.groups, tasks).cast("int"))
-        return rows.repartitionById(tasks, _TASK).drop(_TASK).sortWithinPartitions(PLACE)
+        kinds = columns(step.rows)
+        small = ("byte", "short", "integer")  # so that they may become longs
+        keys = (quoted(key) + "::long" * (kinds[key] in small) for key in step.by)
+        rows = rows.selectExpr("*", f"xxhash64({', '.join(keys)}) as {PLACE}")
+        task = F.expr(_task_of(PLACE, step.groups, tasks))
+        return rows.repartitionById(tasks, task).sortWithinPartitions(PLACE)
 
     def _read(self, reports: list[dict[str, Any]], step: KeyedStep) -> Any:
         """What the step emitted, as a DataFrame."""
@@ -364,11 +358,11 @@ def _described(schema: StoreSchema, before: Mapping[str, str] | None) -> dict[st
     return {"keys": spark_schema(schema.keys), "values": spark_schema(values)}
 
 
-def _task_of(group: Any, groups: int, tasks: int) -> Any:
-    """The task whose range of `task_ranges` the group is in."""
-    from pyspark.sql import functions as F
-
-    return F.floor(((group + 1) * tasks - 1) / groups)
+def _task_of(place: str, groups: int, tasks: int) -> str:
+    """The task whose groups the place is in, in SQL; see `group_of` and `task_ranges`."""
+    high = f"shiftrightunsigned({place} ^ {-(1 << 63)}L, 32)"
+    group = f"shiftrightunsigned({high} * {groups}, 32)"
+    return f"cast((({group} + 1) * {tasks} - 1) div {groups} as int)"
 
 
 def _in_task(work: Work, batches: Any) -> Any:

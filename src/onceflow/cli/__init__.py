@@ -41,7 +41,7 @@ _COMMANDS = {
     "fork": "A second job from the same cut, with outputs of its own.",
     "lineages": "The tree of a job's lineages: where each comes from, and why.",
     "epoch": "One epoch in detail: what went in, what came out, and the decision.",
-    "state": "Spark's own state of a job, of any retained epoch.",
+    "state": "The state of a job, of any retained epoch: list, show, export, import.",
     "kafka": "What a job left open in a Kafka broker.",
     "log": "The embedded log: create, append, tail, info, trim.",
     "doctor": "Java, Spark, disk, clock, leftovers: what is wrong and what mends it.",

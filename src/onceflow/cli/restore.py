@@ -100,12 +100,17 @@ def _go_back(
     show(done, as_json=as_json, text=_text)
 
 
-def _text(done: dict[str, Any]) -> str:
+def answered(outputs: list[dict[str, Any]]) -> str:
+    """What becomes of each output, as a table."""
     rows = [
         [f"{a['query']}/{a['output']}", str(a["cut"]), str(a["published"]), a["says"], a["target"]]
-        for a in done["outputs"]
+        for a in outputs
     ]
-    lines = table(["output", "cut", "published", "what becomes of it", "target"], rows)
+    return table(["output", "cut", "published", "what becomes of it", "target"], rows)
+
+
+def _text(done: dict[str, Any]) -> str:
+    lines = answered(done["outputs"])
     if done["lineage"] is None and done["at_once"]:
         return (
             f"{lines}\nnothing was changed; without --plan the targets are moved at once, and the "

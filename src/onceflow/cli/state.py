@@ -9,32 +9,36 @@ from typing import Any
 
 import click
 
+from onceflow.cli import state_keyed
 from onceflow.cli.output import home_option, json_option, number, show, table
+from onceflow.cli.state_keyed import cell, epoch_option, query_option
 from onceflow.cli.status import chosen
+from onceflow.errors import JobError
 from onceflow.snapshots.state import choose, states
-
-query_option = click.option("--query", metavar="NAME", help="Only this query.")
-epoch_option = click.option(
-    "--epoch",
-    metavar="N",
-    type=click.IntRange(min=0),
-    help="At the end of this epoch, if it is retained; else of the last decided one.",
-)
 
 
 @click.group("state")
 def command() -> None:
-    """Spark's own state of a job, while it runs or not."""
+    """The state of a job: keyed steps', and Spark's own."""
+
+
+command.add_command(state_keyed.export)
+command.add_command(state_keyed.import_)
 
 
 @command.command("list")
 @click.argument("job")
 @query_option
 @epoch_option
+@click.option("--groups", "every", is_flag=True, help="All key groups, not the largest ones.")
 @home_option
 @json_option
-def list_(job: str, query: str | None, epoch: int | None, home: str, as_json: bool) -> None:
-    """Operators with state, their stores and columns. Without Spark."""
+def list_(
+    job: str, *, query: str | None, epoch: int | None, every: bool, home: str, as_json: bool
+) -> None:
+    """Keyed steps and how even their key groups are; Spark's operators with state, their stores
+    and columns. While the job runs or not, without Spark.
+    """
     folder = chosen(home, job)[0]
     found = [
         {
@@ -49,43 +53,46 @@ def list_(job: str, query: str | None, epoch: int | None, home: str, as_json: bo
                 }
                 for store in state.stores
             ],
+            "keyed": [step.about() for step in state.keyed],
         }
         for state in states(folder, query=query, epoch=epoch)
     ]  # fmt: skip
-    show(found, as_json=as_json, text=lambda told: "\n\n".join(map(_list, told)))
+    show(found, as_json=as_json, text=lambda told: "\n\n".join(_list(t, every) for t in told))
 
 
-def _list(told: dict[str, Any]) -> str:
+def _list(told: dict[str, Any], every: bool) -> str:
     first, last = told["retained"]
     title = f"{told['query']} after epoch {told['epoch']:,} (retained: {first:,} to {last:,})"
-    if not told["stores"]:
+    if not told["stores"] and not told["keyed"]:
         return f"{title}\n  keeps no state"
+    parts = [state_keyed.listed(told["keyed"], every=every)] if told["keyed"] else []
+    if told["stores"]:
+        parts.append(_stores(told["stores"]))
+    return f"{title}\n  " + "\n".join(parts).replace("\n", "\n  ")
+
+
+def _stores(stores: list[dict[str, Any]]) -> str:
     rows = [
         [str(store["operator"]), store["kind"], store["store"],
          number(store["partitions"], "partitions"), number(store["bytes"], "bytes"),
-         _columns(store["key"]), _columns(store["value"])]
-        for store in told["stores"]
+         state_keyed.columns(store["key"]), state_keyed.columns(store["value"])]
+        for store in stores
     ]  # fmt: skip
-    head = ["operator", "kind", "store", "partitions", "size", "key", "value"]
-    return f"{title}\n  " + table(head, rows).replace("\n", "\n  ")
-
-
-def _columns(columns: list[dict[str, str]] | None) -> str:
-    if columns is None:
-        return "-"
-    return ", ".join(f"{column['name']} {column['type']}" for column in columns)
+    return table(["operator", "kind", "store", "partitions", "size", "key", "value"], rows)
 
 
 @command.command("show")
 @click.argument("job")
 @query_option
-@click.option("--operator", metavar="N", type=int, help="Only this operator, by its number.")
+@click.option("--step", metavar="NAME", help="Only this keyed step.")
+@click.option("--operator", metavar="N", type=int, help="Only this operator of Spark's.")
 @click.option("--store", metavar="NAME", help="Only this store of it; a join has four.")
 @epoch_option
 @click.option(
     "--key",
-    help="Only rows of this key: what one of its columns is equal to, or several columns as JSON, "
-    """such as '{"window.start": "2026-01-01T00:00:00Z", "word": "be"}'.""",
+    help="Of a keyed step: the state of this key, as the value of its only column, or with all of "
+    """them as JSON, such as '{"user": 7, "day": "2026-01-01"}' or '[7, "2026-01-01"]'. Of """
+    "Spark's state: rows of which a column of the key is equal to this, or several as an object.",
 )
 @click.option(
     "--limit",
@@ -93,19 +100,37 @@ def _columns(columns: list[dict[str, str]] | None) -> str:
     type=click.IntRange(min=1),
     default=20,
     show_default=True,
-    help="At most so many rows of each store.",
+    help="At most so many rows of each step or store.",
 )
 @home_option
 @json_option
 def show_(
-    job: str, *, query: str | None, operator: int | None, store: str | None, epoch: int | None,
-    key: str | None, limit: int, home: str, as_json: bool,
+    job: str, *, query: str | None, step: str | None, operator: int | None, store: str | None,
+    epoch: int | None, key: str | None, limit: int, home: str, as_json: bool,
 ) -> None:  # fmt: skip
-    """Rows of state at the end of a retained epoch, by Spark's own reader. Starts Spark.
+    """Rows of state at the end of a retained epoch: of keyed steps without Spark, of Spark's own
+    state by Spark's own reader, which starts Spark.
 
     --json writes an object a line for each row.
     """
-    meant = choose(states(chosen(home, job)[0], query=query, epoch=epoch), operator, store)
+    if step is not None and (operator is not None or store is not None):
+        raise JobError(
+            "--step is of keyed state, --operator and --store of Spark's", hint="drop one"
+        )
+    folder = chosen(home, job)[0]
+    found = states(folder, query=query, epoch=epoch)
+    steps = [keyed for state in found for keyed in state.keyed]
+    of_spark = operator is not None or store is not None
+    if steps or step is not None:
+        if not of_spark:
+            from onceflow.snapshots.keyed_state import choose_step
+
+            for keyed in choose_step(folder, steps, step, one=key is not None):
+                state_keyed.show_rows(keyed, key=key, limit=limit, as_json=as_json)
+        of_spark = of_spark or (step is None and any(state.stores for state in found))
+        if not of_spark:
+            return
+    meant = choose(found, operator, store)
     if not as_json:
         click.echo("starting Spark to read the state …", err=True)
     spark = _session()
@@ -138,16 +163,10 @@ def _rows(of: dict[str, Any], kind: str, rows: list[dict[str, Any]], limit: int)
         return f"{title}\n  no rows"
     head = [f"{part}.{name}" for part in ("key", "value") for name in rows[0][part]]
     body = [
-        [*(_cell(value) for part in ("key", "value") for value in row[part].values()),
+        [*(cell(value) for part in ("key", "value") for value in row[part].values()),
          str(row["partition"])]
         for row in rows[:limit]
     ]  # fmt: skip
     text = f"{title}\n  " + table([*head, "partition"], body).replace("\n", "\n  ")
     more = f"\n  … there are more; --limit {limit * 10} shows them" if len(rows) > limit else ""
     return text + more
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "null"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,8 +1,9 @@
-"""Spark's state of a job at the end of any retained epoch, while the job runs or not.
+"""The state of a job at the end of any retained epoch, while the job runs or not: Spark's own, and
+that of keyed steps (`keyed_state.py`).
 
-What is read is not the checkpoint, which a running job goes on changing and which may lack Spark's
-own commit of the last decided epoch. It is a folder with links to the files of state that the
-decision of the epoch names, and with offsets and commit as that decision has them.
+What is read of Spark's state is not the checkpoint, which a running job goes on changing and which
+may lack Spark's own commit of the last decided epoch. It is a folder with links to the files of
+state that the decision of the epoch names, and with offsets and commit as that decision has them.
 """
 
 from __future__ import annotations
@@ -13,17 +14,21 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onceflow.epoch_log import Decision
 from onceflow.errors import CheckpointRefused, JobError, OnceflowError
 from onceflow.home import JobFolder, Query
+from onceflow.lineage import Origin
 from onceflow.runtime.complaint import readable
 from onceflow.snapshots.checkpoint import ReadCheckpoint
 from onceflow.snapshots.look import chosen_queries, not_retained, where_decided
 from onceflow.spark_inside import Checkpoint
 from onceflow.spark_inside.state_reader import state_rows
 from onceflow.spark_inside.state_schema import StateStore, state_stores
+
+if TYPE_CHECKING:
+    from onceflow.snapshots.keyed_state import KeyedState
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,14 @@ class EpochState:
     decision: Decision
     epochs: list[int]  # that are retained
     files: list[Path]
+
+    @property
+    def keyed(self) -> list[KeyedState]:
+        from onceflow.snapshots.keyed_state import KeyedState  # loads Arrow
+
+        return [
+            KeyedState(self.query, self.decision, self.epochs, step) for step in self.decision.keyed
+        ]
 
     @property
     def stores(self) -> list[StateStore]:
@@ -104,9 +117,14 @@ def states(folder: JobFolder, *, query: str | None, epoch: int | None) -> list[E
 
 
 def _state(folder: JobFolder, query: Query, epoch: int | None) -> EpochState:
-    last = query.epoch_log().read().last
-    number = epoch if epoch is not None else -1 if last is None else last.epoch
+    log = query.epoch_log().read()
+    number = epoch if epoch is not None else -1 if log.last is None else log.last.epoch
     place, known = where_decided(folder, query, number)
+    origin = Origin.of(log)
+    if origin is not None and number == origin.cut:
+        # The state that a lineage begins with may be another than the one that its parent had.
+        own = {d.epoch: d for d in log.decisions if d.epoch == number and d.keyed}
+        place, known = query if own else place, known | own
     decision = known.get(number)
     if decision is None:
         raise not_retained(query, number, known)

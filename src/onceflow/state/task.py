@@ -33,7 +33,7 @@ from onceflow.state.process import KeyedProcess
 from onceflow.state.runs import RunWriter, StoreSchema
 from onceflow.state.step import Step, Time
 from onceflow.state.store import Reader
-from onceflow.storage import fsync_file, translate_disk_full
+from onceflow.storage import translate_disk_full
 from onceflow.testing.faults import reach_in_task
 
 PLACE, LATE, PART = "_onceflow_place", "_onceflow_late", "_onceflow_part"
@@ -253,7 +253,8 @@ class _Task:
 
 
 class _Rows:
-    """A Parquet file that is there only if there are rows."""
+    """A Parquet file that is there only if there are rows. What of it is decided is hardened by
+    the driver; the rest is read in the same epoch or never."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._path, self._schema = path, schema
@@ -273,7 +274,6 @@ class _Rows:
             return None
         with translate_disk_full(self._path):
             self._writer.close()
-            fsync_file(self._path)
         return str(self._path)
 
 

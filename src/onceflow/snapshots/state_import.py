@@ -1,0 +1,157 @@
+"""State that was corrected by hand, or brought along: the job goes on from it in a new lineage.
+
+It is a restore to where the job stands, with another state of one step: nothing that was published
+is touched, and the lineage that ends keeps its state, so that a rollback brings it back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from onceflow.errors import JobError, LeaseHeld
+from onceflow.home import JobFolder
+from onceflow.lineage import Origin
+from onceflow.operators import FOLDER
+from onceflow.runtime.lease import Lease
+from onceflow.snapshots.cuts import Cut, cut_of
+from onceflow.snapshots.history import History
+from onceflow.snapshots.keyed_state import KeyedState
+from onceflow.snapshots.restore import Answer, Restore
+from onceflow.state.load import Loaded, Tell, load
+from onceflow.storage import make_dirs
+
+_MAKING = "importing"  # in the folder of the job
+
+
+class Import(Restore):
+    """Of the state of one step. Planned and then done, like any restore."""
+
+    def plan(self) -> list[Answer]:
+        found = super().plan()
+        for going in self._queries:
+            last = going.log.last
+            if last is None or last.nonce != going.cut.decision.nonce:
+                raise JobError(
+                    f"{going.query.job}/{going.query.name} has gone on since the state was read",
+                    hint="stop the job, and import again",
+                )
+        again = [a for a in found if a.choice == "skip" and a.published > a.cut]
+        if again:
+            raise JobError(
+                f"epochs {again[0].cut + 1} to {again[0].published} of {again[0].query} are yet to "
+                "be run again after a restore, and with another state their rows would differ",
+                hint="start the job first, so that it runs them; or roll back to the same epoch "
+                "with --published rewind, and import then",
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An import that is ready: its state is made, and nobody knows it."""
+
+    restore: Import
+    loaded: Loaded
+    state: KeyedState  # that it replaces
+
+
+@contextlib.contextmanager
+def prepared(
+    folder: JobFolder, state: KeyedState, source: Path, tell: Tell = lambda _: None
+) -> Iterator[Prepared]:
+    """The import of the files at `source` for the step of `state`, which is that of its last
+    decided epoch. Refuses rows and columns that do not fit. Changes nothing."""
+    _refuse_running(folder)
+    query, last, step = state.query, state.decision, state.step
+    tag = f"{query.lineage[:8]}-{last.epoch}-{last.term}-{uuid.uuid4().hex[:8]}-imported"
+    with _alone(folder.folder / _MAKING) as place:
+        loaded = load(
+            source,
+            place,
+            state.schema,
+            state.stood["groups"],
+            prefix=tag,
+            epoch=last.epoch,
+            now=max(last.now, state.stood["watermark"] or 0),
+            scratch=place / "scratch",
+            tell=tell,
+        )
+        crc = loaded.manifest.write(place, f"{tag}.json")
+        cut = cut_of(query, last.epoch)
+        assert cut is not None
+        cut = _with(cut, step, place, {"manifest": f"{tag}.json", "crc": crc}, loaded)
+        restore = Import(
+            folder,
+            {query.name: (query.lineage, cut)},
+            {"": "skip", **_pending(folder)},
+            f"import of the state of {step} from {source}",
+        )
+        yield Prepared(restore, loaded, state)
+
+
+def _with(cut: Cut, step: str, place: Path, named: Mapping[str, object], loaded: Loaded) -> Cut:
+    """The same cut, with another state of the step."""
+    stood = {**cut.decision.keyed[step], **named, "next": loaded.earliest}
+    decision = replace(cut.decision, keyed={**cut.decision.keyed, step: stood})
+    names = [str(named["manifest"]), *sorted(loaded.manifest.reachable())]
+    inside = f"{FOLDER}/{step}/"
+    files = {name: path for name, path in cut.files.items() if not name.startswith(inside)}
+    files |= {inside + name: place / name for name in names}
+    return Cut([*cut.decisions[:-1], decision], cut.sources, files)
+
+
+def _pending(folder: JobFolder) -> dict[str, str]:
+    """What a restore that nobody has run yet has said about published rows still holds."""
+    found: dict[str, str] = {}
+    for query in folder.queries():
+        origin = Origin.of(query.epoch_log().read())
+        if origin is not None:
+            known = History(folder, query.name, query.lineage).targets()
+            found |= {
+                f"{query.name}/{output}": stood.choice
+                for output, stood in origin.outputs.items()
+                if output in known
+            }
+    return found
+
+
+def _refuse_running(folder: JobFolder) -> None:
+    """It would be refused at the end as well, after all the work."""
+    lease = Lease(folder.folder / "lease", folder.name)
+    holder = lease.holder()
+    if holder is not None and lease.alive(holder):
+        raise LeaseHeld(
+            f"job {folder.name} is led by {holder}", hint=f"onceflow stop {folder.name}"
+        )
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[Path]:
+    """A folder that nobody else uses meanwhile; what one that was killed has left goes."""
+    make_dirs(folder)
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise JobError(
+                f"another import of job {folder.parent.name} is under way",
+                hint="wait until it has ended",
+            ) from None
+        for left in folder.iterdir():
+            shutil.rmtree(left)
+        place = folder / uuid.uuid4().hex
+        place.mkdir()
+        try:
+            yield place
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+    finally:
+        os.close(held)
