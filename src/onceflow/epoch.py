@@ -245,7 +245,7 @@ class Epochs:
         for folder in self.query.staged.glob("*-*-*-*"):
             if int(folder.name.rsplit("-", 2)[1]) < self.term:
                 shutil.rmtree(folder, ignore_errors=True)
-        self._rows.sweep(self.log.decisions, term=self.term)
+        self._rows.sweep(self._with_state, term=self.term)
         if self._origin is not None and self._last_epoch >= self._origin.replays_to:
             self.query.forget_replay()
 
@@ -343,7 +343,7 @@ class Epochs:
         if self.log.roll_up(keep=keep, slack=keep, before=self._past.keep):
             self._past.sweep()
             self._standing.hold(end, self._first_start)
-        self._rows.sweep(self.log.decisions, term=self.term)
+        self._rows.sweep(self._with_state, term=self.term)
         for _, sink in self._outputs:
             sink.tidy()
         self._standing.published(end)
@@ -495,6 +495,13 @@ class Epochs:
         """The decision of this epoch in the lineage before, if it is to be run again."""
         again = self._origin is not None and epoch <= self._origin.replays_to
         return self.query.to_replay(epoch) if again else None
+
+    @property
+    def _with_state(self) -> list[Decision]:
+        """Decisions whose state is here; of those before the cut it goes on from, a lineage has
+        only what they say."""
+        first = 0 if self._origin is None else self._origin.cut
+        return [decision for decision in self.log.decisions if decision.epoch >= first]
 
     @property
     def _last_epoch(self) -> int:

@@ -40,7 +40,10 @@ def with_late(rows: Any, step: KeyedStep, stood: Mapping[str, Any]) -> Any:
         if known:
             pairs = [F.lit(x) for part, latest in known.items() for x in (part, latest)]
             seen = F.greatest(seen, F.try_element_at(F.create_map(*pairs), F.col(PART)))
-        floor = F.greatest(floor, seen - F.lit(step.delay))
+        own = seen - F.lit(step.delay)
+        # The watermark may be ahead of a partition that has not been read yet; that makes none of
+        # its rows late. Of one that was idle it does, for timers have not waited for it.
+        floor = own if step.idle is None else F.greatest(floor, own)
     return rows.withColumn(LATE, F.coalesce(at < floor, F.lit(False)))
 
 
@@ -59,22 +62,28 @@ def partitions_seen(
 def next_watermark(
     step: KeyedStep, seen: Mapping[str, list[int]], before: int | None, now: int
 ) -> int | None:
-    """No partition that is not idle has come further behind; it never goes back."""
+    """No partition that is not idle has come further behind; it never goes back. If all are idle,
+    none of them holds it back."""
     if step.delay is None or not seen:
         return before
     awake = [latest for latest, at in seen.values() if step.idle is None or now - at < step.idle]
-    if not awake:
-        return before
-    found = min(awake) - step.delay
+    found = min(awake or [max(latest for latest, _ in seen.values())]) - step.delay
     return found if before is None else max(before, found)
 
 
 def idle_at(step: KeyedStep, seen: Mapping[str, list[int]], now: int) -> int | None:
-    """When the partition that holds the watermark back will count as idle."""
+    """When the next of the partitions that hold the watermark back will count as idle."""
     if step.idle is None:
         return None
-    times = [at + step.idle for _, at in seen.values() if now - at < step.idle]
-    return min(times) if len(times) > 1 else None
+    furthest = max((latest for latest, _ in seen.values()), default=0)
+    return min(
+        (
+            at + step.idle
+            for latest, at in seen.values()
+            if now - at < step.idle and latest < furthest
+        ),
+        default=None,
+    )
 
 
 def wake(step: KeyedStep, stood: Mapping[str, Any]) -> int | None:
