@@ -214,3 +214,27 @@ def test_what_cannot_work_is_refused_by_name(process: Any, settings: Any, said: 
     with pytest.raises(JobError) as caught:
         harness(process, **settings)
     assert re.search(said, str(caught.value))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_an_id_comes_again_after_its_ttl_however_rows_fall_into_epochs(size: int) -> None:
+    rows = [{"user": "ann", "id": 1, "at": START + timedelta(seconds=s)} for s in (0, 30, 33, 60)]
+    once = KeyedHarness(
+        Deduplicate(id="id", ttl="5 seconds"),
+        by="user", rows="user string, id long, at timestamp",
+        event_time="at", watermark="10 seconds",
+    )  # fmt: skip
+    out = [once.feed(rows[n : n + size]).to_pylist() for n in range(0, 4, size)]
+    assert [row["at"] for part in out for row in part] == [rows[n]["at"] for n in (0, 1, 3)]
+
+
+def test_a_row_that_comes_out_of_order_is_no_first_one() -> None:
+    once = KeyedHarness(
+        Deduplicate(id="id", ttl="5 seconds"),
+        by="user", rows="user string, id long, at timestamp",
+        event_time="at", watermark="1 minute",
+    )  # fmt: skip
+    at = [START + timedelta(seconds=s) for s in (10, 7, 5, 14, 15)]
+    assert once.feed([{"user": "ann", "id": 1, "at": at[0]}]).num_rows == 1
+    out = once.feed([{"user": "ann", "id": 1, "at": later} for later in at[1:]])
+    assert [row["at"] for row in out.to_pylist()] == [at[2], at[4]]

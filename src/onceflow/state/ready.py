@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 
 from onceflow.errors import JobError
 from onceflow.state.aggregates import aggregates
-from onceflow.state.arrays import TIMESTAMP, Bools, Ints, one, packed, valid
+from onceflow.state.arrays import LONG_AGO, TIMESTAMP, Bools, Ints, micros, one, packed, valid
 from onceflow.state.process import KeyedProcess
 from onceflow.state.reducing import run_starts
 from onceflow.state.rows import added, as_columns, as_structs, field, struct_of
-from onceflow.state.states import ListState, ReducingState, Span, ValueState
+from onceflow.state.states import ListState, ReducingState, Span, ValueState, span
 
 
 class Totals(KeyedProcess):
@@ -36,8 +36,9 @@ class Totals(KeyedProcess):
 class Deduplicate(KeyedProcess):
     """Of all rows of a key with the same `id` the first is emitted, as it came.
 
-    Without `id` the key itself is the id. An id is forgotten when `ttl` has passed since its first
-    row; the rows that were dropped do not make it longer. Null is an id like any other.
+    Without `id` the key itself is the id. With `ttl`, a row is the first again if it is that far
+    from each row with its id that was emitted before, by event time if there is a watermark; the
+    rows that were dropped do not make it longer. Null is an id like any other.
     """
 
     def __init__(self, *, id: str | Sequence[str] = (), ttl: Span | None = None) -> None:
@@ -58,12 +59,11 @@ class Deduplicate(KeyedProcess):
         codes = of
         for n in range(len(self._id)):
             codes = _paired(codes, one(both.field(n)))
-        _, first = np.unique(codes, return_index=True)
-        keep = np.zeros(len(of), np.bool_)
-        keep[first] = True
-        kept = np.flatnonzero(keep)
+        before = len(both) - len(rows)
+        ttl = None if self._ttl is None else span(self._ttl)
+        kept = _kept(codes, micros(both.field(len(self._id)), LONG_AGO), stood < before, ttl)
         ids = packed(both.take(pa.array(kept)), of[kept], len(keys), known.type)
-        fresh = stood[kept] - (len(both) - len(rows))
+        fresh = stood[kept] - before
         return rows.take(pa.array(np.sort(fresh[fresh >= 0]))), {"ids": ids}
 
     def _ids(self, rows: pa.Table, kind: pa.StructType) -> pa.Array:
@@ -76,6 +76,33 @@ class Deduplicate(KeyedProcess):
             at = pa.array(np.full(len(rows), self.time.now)).cast(TIMESTAMP)
         columns = [*(one(rows[name]) for name in self._id), at]
         return pa.StructArray.from_arrays(columns, fields=list(kind))
+
+
+def _kept(codes: Ints, at: Ints, known: Bools, ttl: int | None) -> Ints:
+    """Those that are known, and of the others, by time, each that is `ttl` from all that are kept
+    with its code. None: the first of each code."""
+    order = np.lexsort((at, ~known, codes) if ttl is None else (at, codes))
+    codes, at, kept = codes[order], at[order], known[order]
+    left = ~kept
+    while left.any():
+        if ttl is None:
+            near = _filled(kept, codes) >= 0
+        else:
+            last, following = _filled(kept, codes), _filled(kept[::-1], codes[::-1])[::-1]
+            following = np.where(following >= 0, len(codes) - 1 - following, -1)
+            near = (last >= 0) & (at - at[last] < ttl)
+            near |= (following >= 0) & (at[following] - at < ttl)
+        left &= ~near
+        rest = np.flatnonzero(left)
+        first = rest[run_starts(codes[rest])]
+        kept[first], left[first] = True, False
+    return np.sort(order[kept])
+
+
+def _filled(marked: Bools, codes: Ints) -> Ints:
+    """For each the last one marked at or before it with the same code; -1: none."""
+    last = np.maximum.accumulate(np.where(marked, np.arange(len(marked)), -1))
+    return np.where((last >= 0) & (codes[last] == codes), last, -1)
 
 
 def _paired(codes: Ints, values: pa.Array) -> Ints:
