@@ -14,9 +14,11 @@ from children import run_and_kill
 import onceflow
 from onceflow.testing import faults
 from onceflow.testing.faults import (
+    KEYED,
     POINTS,
     SERVICES,
     SNAPSHOTS,
+    TASK,
     TRIM,
     InjectedFault,
     arm,
@@ -120,8 +122,10 @@ def test_a_trace_goes_on_in_the_same_file_and_its_lines_stay_whole(
 
 def test_every_point_is_reached_somewhere_and_every_reached_one_is_listed() -> None:
     """The crash matrix is made from the list."""
-    reached = set()
+    reached, in_tasks = set(), set()
     for path in Path(onceflow.__file__).parent.rglob("*.py"):
         reached |= set(re.findall(r'\b_?reach\("([^"]+)"', path.read_text()))
-    assert reached == {*POINTS, *TRIM, *SNAPSHOTS, *SERVICES}
+        in_tasks |= set(re.findall(r'\breach_in_task\("([^"]+)"', path.read_text()))
+    assert reached == {*POINTS, *TRIM, *SNAPSHOTS, *KEYED, *SERVICES}
+    assert in_tasks == set(TASK)
     assert len(POINTS) == len(set(POINTS))

@@ -9,7 +9,17 @@ import pytest
 
 from onceflow.testing import faults
 from onceflow.testing.faults import POINTS, SERVICES
-from onceflow.verify.schedule import KILLS, KINDS, SERVERS, SNAPSHOTS, Fault, fits, plan, points
+from onceflow.verify.schedule import (
+    KEYED,
+    KILLS,
+    KINDS,
+    SERVERS,
+    SNAPSHOTS,
+    Fault,
+    fits,
+    plan,
+    points,
+)
 
 LOCAL = [kind for kind in KINDS if kind not in ("kill-executor", *SERVERS, *SNAPSHOTS)]
 CASES = [("files",), ("sqlite",), ("log",), ("files", "sqlite", "log")]
@@ -136,3 +146,31 @@ def test_a_topic_takes_nothing_back() -> None:
     assert {fault.file for fault in found} == {"skip"}
     fault = plan(1, [("kafka",)], count=1, kinds=["restore"], at=["restore.made"])[0]
     assert fault.what == "restore: skip, broken at restore.made"
+
+
+# ---------------------------------------------------------------- keyed state
+
+
+def test_keyed_cases_are_broken_in_their_own_places_too() -> None:
+    cases = [("files",), ("sqlite", KEYED)]
+    found = plan(1, cases, count=400, kinds=[*LOCAL, *SNAPSHOTS])
+    keyed = [fault for fault in found if fault.case == 1]
+    assert {f.point for f in keyed} >= {*faults.KEYED, *faults.TASK}
+    assert {f.file for f in keyed} >= {"manifest", "run"}
+    others = {f.point for f in found if f.case == 0}
+    assert not others & {*faults.KEYED, *faults.TASK}
+    assert not {"manifest", "run"} & {f.file for f in found if f.case == 0}
+
+
+def test_a_keyed_task_raises_or_is_killed_at_its_points_or_stumbles_over_its_rows() -> None:
+    found = plan(1, [("log", KEYED)], count=60, kinds=["fail-task"])
+    assert {(f.point, f.file) for f in found} == {
+        ("", ""), *((point, how) for point in faults.TASK for how in ("raise", "kill")),
+    }  # fmt: skip
+    only = plan(1, [("log", KEYED)], count=9, kinds=["fail-task"], at=["task.merged"])
+    assert {fault.point for fault in only} == {"task.merged"}
+
+
+def test_keyed_state_in_front_of_a_topic_is_not_taken_back() -> None:
+    found = plan(1, [("kafka", KEYED)], count=20, kinds=["rollback"])
+    assert {fault.file for fault in found} == {"skip"}

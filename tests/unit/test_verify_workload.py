@@ -6,9 +6,10 @@ from collections import Counter, defaultdict
 
 import pytest
 
+from onceflow.log.segments import split_by_key
 from onceflow.verify.feed import BuiltIn
 from onceflow.verify.jobs import JOBS, cases
-from onceflow.verify.workload import DELAY, SCHEMA, Workload, table
+from onceflow.verify.workload import CLOSERS, CLOSING, DELAY, SCHEMA, Workload, table
 
 ROWS = 1_000
 
@@ -56,17 +57,30 @@ def test_the_table_has_the_columns_of_the_log() -> None:
     assert table([Workload(1).row(0)]).column_names == names
 
 
+def test_the_input_ends_in_every_partition_of_its_log() -> None:
+    """A partition that has not come so far would hold the watermark of keyed steps back."""
+    source = BuiltIn(5)
+    how = source.logs["in"]
+    parts = split_by_key(source.last(20)["in"], how["key"], how["partitions"])
+    assert [rows["at"].to_pylist() for rows in parts.values()] == [[CLOSING]] * how["partitions"]
+
+
 def test_each_job_has_a_truth_that_counts_every_row() -> None:
     rows = list(BuiltIn(5).rows(20))
     total = len(rows)
     truth = {name: job.true(rows, job.sinks[0]) for name, job in JOBS.items()}
     assert truth["echo"]["result/result"].rows.total() == total
     assert sum(count for _, count, _ in truth["sum"]["result/result"].rows) == total
-    assert sum(count for _, _, count, _ in truth["windows"]["result/result"].rows) == total - 1
+    assert sum(count for _, _, count, _ in truth["windows"]["result/result"].rows) == total - len(
+        CLOSERS
+    )
     assert truth["distinct"]["result/result"].rows.total() == sum(not row.again for row in rows)
     assert truth["join"]["result/result"].rows.total() == sum(row.again for row in rows)
     assert sum(t.rows.total() for t in truth["several"].values()) == total
     assert truth["dice"]["result/result"].total == (total, sum(row.value for row in rows))
+    keyed = {"keyed": "sum", "timers": "windows", "expiring": "distinct", "steps": "dice"}
+    assert all(truth[name] == truth[native] for name, native in keyed.items()), "as Spark has it"
+    assert {name for name, job in JOBS.items() if job.keyed} == set(keyed)
 
 
 def test_every_version_of_a_sum_may_be_seen_and_the_last_must_be() -> None:

@@ -50,6 +50,8 @@ BAITS = {
     "rewind-the-ledger-only": Bait("duplicated", "rollback", seed=382),
     "skip-and-publish-again": Bait("duplicated", "rollback", sinks="sqlite", seed=41),
     "restore-before-publishing": Bait("stuck", "rollback", seed=156),
+    "drop-a-run": Bait("stuck", "raise-point", "open.led", "keyed", "sqlite"),
+    "state-of-the-newest-manifest": Bait("stuck", "raise-point", "keyed.listed", "keyed", "sqlite"),
 }
 SERVER_BAITS = {
     "ledger-to-the-last-stable-offset": Bait("duplicated", "open-transaction", sinks="kafka"),

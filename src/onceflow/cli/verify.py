@@ -133,7 +133,7 @@ def _settings(  # noqa: PLR0917 - one parameter for each option
     guarantee: str | None, recorded: str | None, master: str, brokers: int | None,
 ) -> Settings:  # fmt: skip
     from onceflow.job import milliseconds
-    from onceflow.testing.faults import POINTS, SERVICES
+    from onceflow.testing.faults import KEYED, POINTS, SERVICES, TASK
     from onceflow.testing.faults import SNAPSHOTS as STEPS
     from onceflow.verify.jobs import JOBS, SERVER_SINKS, SINKS, cases
     from onceflow.verify.runner import Settings
@@ -143,7 +143,7 @@ def _settings(  # noqa: PLR0917 - one parameter for each option
     faults = faults or (_FAULTS if seconds is None else max(1, round(seconds)))
     names, places = _names(jobs), _names(sinks)
     _refuse_unknown("--fault", kinds, [*KINDS, "snapshots"])
-    _refuse_unknown("--at", points, [*POINTS, *SERVICES, *STEPS])
+    _refuse_unknown("--at", points, [*POINTS, *KEYED, *TASK, *SERVICES, *STEPS])
     if "snapshots" in kinds:
         kinds = (*(kind for kind in kinds if kind != "snapshots"), *SNAPSHOTS)
     _refuse_unknown("--jobs", names, list(JOBS))

@@ -23,6 +23,7 @@ class Decided:
     watermark: int  # of the next epoch, milliseconds
     stateful: bool
     rows: dict[str, int]  # output -> rows
+    keyed: dict[str, Any] = field(default_factory=dict)  # what it says of each keyed step
 
     def read_to(self, source: str) -> list[int]:
         """How far a source was read: the next offset of each partition."""
@@ -31,6 +32,18 @@ class Decided:
             return list(end["next"])
         ((_, topic),) = end.items()  # of Spark's connector: topic -> partition -> next offset
         return [topic[str(partition)] for partition in range(len(topic))]
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Will keyed steps have an epoch without rows: a timer is behind the watermark, or a
+        partition counts as idle soon?"""
+        return any(
+            step["idle_at"] is not None
+            or any(
+                at is not None and at <= (step["watermark"] or 0) for at in step["next"].values()
+            )
+            for step in self.keyed.values()
+        )
 
 
 @dataclass
@@ -125,5 +138,6 @@ def _decision(entry: dict[str, Any]) -> Decided:
         for name, output in entry["outputs"].items()
     }
     return Decided(
-        entry["epoch"], entry["term"], entry["end"], entry["watermark"], bool(entry["state"]), rows
-    )
+        entry["epoch"], entry["term"], entry["end"], entry["watermark"], bool(entry["state"]), rows,
+        entry.get("keyed", {}),
+    )  # fmt: skip

@@ -5,6 +5,7 @@ It runs a job by the code of `onceflow run`'s driver. Orders come as JSON lines 
     {"do": "live", "job": …, "folder": …, "environment": {…}, …}   one life, from open to its end
     {"do": "declare", "job": …, "folder": …, "schemas": {…}}       what the job reads and writes
     {"do": "arm", "fault": "epoch.decided:kill:2"}                 in the life that runs now
+    {"do": "arm-tasks", "fault": "task.merged:kill:FOLDER"}        in keyed tasks, from now on
     {"do": "stop"}                                                 at the end of the epoch
 
 What happens goes to the pipe `--events`: what `onceflow run` tells, and how each life ended.
@@ -54,6 +55,7 @@ def main() -> None:
     keep_libraries_quiet()
     tell, orders = Teller(options.events), _Orders()
     spark = get_session(options.master, options.settings, log=options.log)
+    orders.workers = spark.sparkContext.environment
     jvm, conf = spark_inside.jvm_process(), spark.sparkContext.getConf()
     address = f"{conf.get('spark.driver.host')}:{conf.get('spark.driver.port')}"
     tell("ready", jvm=jvm, address=address, spark=spark.version)
@@ -95,7 +97,8 @@ def _declare(order: Order, spark: Any, tell: Teller) -> None:
         job = load(order["job"])
         flow = _Declared(spark, order["schemas"])
         job.declare(flow)
-        tell("declared", sources=flow.found, outputs=list(flow.outputs()))
+        keyed = any(declared.keyed for declared in flow.queries.values())
+        tell("declared", sources=flow.found, outputs=list(flow.outputs()), keyed=keyed)
     except (Exception, SystemExit) as error:  # the edge: what the job or Spark raised
         said = complaint(error, Path(order["job"].partition(":")[0]))
         tell("declared", error=said.as_json())
@@ -126,7 +129,8 @@ class _Declared(Flow):
     def outputs(self) -> Iterator[dict[str, Any]]:
         for query, declared in self.queries.items():
             for output, sink in declared.outputs.items():
-                yield {"query": query, "output": output, "sink": str(sink), "mode": declared.mode,
+                mode = "append" if output in declared.late else declared.mode
+                yield {"query": query, "output": output, "sink": str(sink), "mode": mode,
                        "target": sink.target()}  # fmt: skip
 
 
@@ -136,6 +140,7 @@ class _Orders:
     def __init__(self) -> None:
         self.lives: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self.stop = Stop()
+        self.workers: dict[str, str] = {}  # what is in the environment of Python workers
         threading.Thread(target=self._hear, daemon=True).start()
 
     def _hear(self) -> None:
@@ -148,6 +153,10 @@ class _Orders:
                     faults.disarm()
                     os.environ["ONCEFLOW_FAULT"] = order["fault"]
                     faults.arm_from_environment()
+                case "arm-tasks":
+                    self.workers.pop("ONCEFLOW_TASK_FAULT", None)
+                    if order["fault"]:
+                        self.workers["ONCEFLOW_TASK_FAULT"] = order["fault"]
                 case "stop":
                     self.stop.set()
         os._exit(1)

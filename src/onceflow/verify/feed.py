@@ -34,7 +34,7 @@ class Input(Protocol):
 
 
 class BuiltIn:
-    """The rows of a seed, and at the end one that closes every window."""
+    """The rows of a seed, and at the end some that close every window."""
 
     def __init__(self, seed: int, *, size: int = 20, topic: dict[str, Any] | None = None) -> None:
         """`topic`: the Kafka topic that gets the rows, and its servers; else a log does."""
@@ -47,13 +47,13 @@ class BuiltIn:
         return {"in": table(self._workload.row(n) for n in range(first, first + self._size))}
 
     def last(self, number: int) -> dict[str, pa.Table]:
-        return {"in": table([self._workload.closing(number * self._size)])}
+        return {"in": table(self._workload.closing(number * self._size))}
 
     def rows(self, commits: int) -> Iterator[Row]:
         """All rows of an input that ended after so many commits, in their order."""
         for number in range(commits * self._size):
             yield self._workload.row(number)
-        yield self._workload.closing(commits * self._size)
+        yield from self._workload.closing(commits * self._size)
 
 
 class Feed(threading.Thread):

@@ -45,6 +45,7 @@ class BuiltInJob:
     in_order: str = ""  # a column that grows within a key, epoch behind epoch
     sources: tuple[str, ...] = ("rows",)
     topic: bool = False  # it reads a Kafka topic
+    keyed: bool = False  # it has keyed steps
     repeats: bool = True  # an epoch that is run again has the same rows
 
     def targets(
@@ -166,6 +167,12 @@ JOBS = {
         BuiltInJob("several", ("all", "servers"), _several),
         BuiltInJob("dice", ("sqlite", "postgres"), _dice, "update", ("face",), repeats=False),
         BuiltInJob("topic", ("kafka",), _echo, in_order="number", topic=True),
+        BuiltInJob("keyed", ("sqlite", "log", *SERVER_SINKS), _sum, "update", ("key",), keyed=True),
+        BuiltInJob("timers", (*SINKS, *SERVER_SINKS), _windows, keyed=True),
+        BuiltInJob("expiring", (*SINKS, *SERVER_SINKS), _distinct, keyed=True),
+        BuiltInJob(
+            "steps", ("sqlite", "postgres"), _dice, "update", ("face",), repeats=False, keyed=True
+        ),
     )
 }
 

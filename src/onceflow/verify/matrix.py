@@ -9,14 +9,20 @@ schema are the case's own.
 
 import os
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from onceflow import Flow, job, sinks, sources
+from onceflow.keyed import Keyed
 from onceflow.sinks.base import Sink
 from onceflow.sources import Log
+from onceflow.state.process import KeyedProcess
+from onceflow.state.ready import Deduplicate
+from onceflow.state.states import MapState, ReducingState, Timer, ValueState
 from onceflow.verify.jobs import SEVERAL
 from onceflow.verify.server_sinks import Kafka, Postgres
 from onceflow.verify.servers import TRANSACTION_TIMEOUT
@@ -32,7 +38,7 @@ class Files(sinks.Files):
     roll_up_every = 8
 
 
-def target(rows: DataFrame, *, key: str = "", sink: str = "") -> Sink:
+def target(rows: DataFrame | Keyed, *, key: str = "", sink: str = "") -> Sink:
     place = os.environ.get("ONCEFLOW_VERIFY_PLACE", "")
     match sink or os.environ.get("ONCEFLOW_VERIFY_SINKS", "files"):
         case "files":
@@ -54,14 +60,14 @@ def target(rows: DataFrame, *, key: str = "", sink: str = "") -> Sink:
             return sinks.Log("out/log", key=key or "key", partitions=2)
 
 
-def write(flow: Flow, rows: DataFrame, **options: Any) -> None:
+def write(flow: Flow, rows: DataFrame | Keyed, **options: Any) -> None:
     guarantee = os.environ.get("ONCEFLOW_VERIFY_GUARANTEE") or "exactly-once"
     flow.write("result", rows, guarantee=guarantee, **options)
 
 
-def read(flow: Flow, name: str = "rows") -> DataFrame:
-    rows = flow.read(name, Log("in"))
-    return tripped(rows.drop("_partition", "_offset", "_appended_at"))
+def read(flow: Flow, name: str = "rows", *, offsets: bool = False) -> DataFrame:
+    rows = flow.read(name, Log("in")).drop("_appended_at")
+    return tripped(rows if offsets else rows.drop("_partition", "_offset"))
 
 
 def tripped(rows: DataFrame) -> DataFrame:
@@ -170,3 +176,129 @@ def topic(flow: Flow) -> None:
     rows = tripped(flow.read("rows", sources.Kafka(name, servers=servers, value=SCHEMA)))
     rows = rows.select("number", "id", "key", "value")
     write(flow, rows, to=target(rows))
+
+
+# ---------------------------------------------------------------- keyed state
+
+
+class Numbered(KeyedProcess):
+    """Count and sum of each key, if every row that is no repetition has the next number."""
+
+    latest = ValueState("long")
+    seen = ReducingState("long", "count")
+    total = ReducingState("long", "sum")
+    output = "key string, count long, total long"
+
+    def process_key(self, key: str, rows: list[dict[str, Any]], state: Any) -> dict[str, Any]:
+        for row in sorted(rows, key=lambda row: row["number"]):
+            follows = 0 if state.latest is None else state.latest + 1
+            if row["sequence"] >= follows if row["again"] else row["sequence"] != follows:
+                raise ValueError(f"{follows} was to follow, and row {row} comes")
+            state.latest = max(follows - 1, row["sequence"])
+            state.fold("seen", 1)
+            state.fold("total", row["value"])
+        return {"key": key, "count": state.seen, "total": state.total}
+
+
+@job("keyed", **SETTINGS)
+def keyed(flow: Flow) -> None:
+    """`sum` as a keyed step, which sees to it that no row is there twice, or not at all."""
+    sums = flow.keyed(read(flow), by="key", process=Numbered())
+    write(flow, sums, to=target(sums, key="key"), mode="update")
+
+
+class Windows(KeyedProcess):
+    """Rows of a key and their sum for each window, when the watermark has passed it."""
+
+    windows = MapState("long", "struct<count: long, total: long>")  # by their begin
+    closes = Timer()  # the first of them
+    output = "begin long, key string, count long, total long"
+
+    def process_key(self, key: str, rows: list[dict[str, Any]], state: Any) -> None:
+        for row in rows:
+            window = state.windows.setdefault(row["begin"], {"count": 0, "total": 0})
+            window["count"] += 1
+            window["total"] += row["value"]
+        state.closes = self.end(state)
+
+    def on_timer_key(self, key: str, state: Any) -> dict[str, Any]:
+        begin = min(state.windows)
+        window = state.windows.pop(begin)
+        state.closes = self.end(state)
+        return {"begin": begin, "key": key, **window}
+
+    def end(self, state: Any) -> datetime | None:
+        if not state.windows:
+            return None
+        begin = datetime.fromtimestamp(min(state.windows) // 1000, UTC)
+        return begin + timedelta(seconds=10)
+
+
+@job("timers", **SETTINGS)
+def timers(flow: Flow) -> None:
+    """`windows` as a keyed step: a timer fires for each window of a key."""
+    begin = F.unix_millis(F.window("at", WINDOW).getField("start"))
+    rows = read(flow, offsets=True).withColumn("begin", begin)
+    counts = flow.keyed(rows, by="key", process=Windows(), event_time="at", watermark=DELAY)
+    write(flow, counts, to=target(counts))
+
+
+class Once(Deduplicate):
+    """Each id once. What it is still given of ids that have expired is a mistake."""
+
+    def process(self, keys: Any, rows: Any) -> Any:
+        oldest = pc.min(pc.struct_field(pc.list_flatten(keys["ids"]), "at")).as_py()
+        now = self.time.watermark_at
+        if oldest is not None and now is not None and oldest <= now - timedelta(seconds=10):
+            raise ValueError(f"an id of {oldest} is there at {now}")
+        return super().process(keys, rows)
+
+
+@job("expiring", **SETTINGS)
+def expiring(flow: Flow) -> None:
+    """`distinct` as a keyed step, whose state expires."""
+    once = Once(id="id", ttl="10 seconds")
+    rows = read(flow, offsets=True)
+    first = flow.keyed(rows, by="key", process=once, event_time="at", watermark=DELAY)
+    first = first.then(lambda df: df.select("id", "key", "value"))
+    write(flow, first, to=target(first))
+
+
+class Thrown(KeyedProcess):
+    """How often a face of the die came before this epoch, and now, and with which values."""
+
+    thrown = ReducingState("long", "count")
+    output = "face long, before long, count long, value long"
+
+    def process(self, keys: Any, rows: Any) -> Any:
+        count, before = self.fold("thrown"), pc.fill_null(keys["thrown"], 0)
+        value = self.sum(rows["value"])
+        out = {"face": keys["face"], "before": before, "count": count, "value": value}
+        return out, {"thrown": count}
+
+
+class Followed(KeyedProcess):
+    """Count and sum of each face, if no throw is missing between two steps, or there twice."""
+
+    sides = MapState("long", "long")
+    total = ReducingState("long", "sum")
+    output = "face long, count long, total long"
+
+    def process_key(self, face: int, rows: list[dict[str, Any]], state: Any) -> dict[str, Any]:
+        for row in rows:
+            known = sum(state.sides.values())
+            if known != row["before"]:
+                raise ValueError(f"{known} throws are known here, and before {row}")
+            state.sides[row["side"]] = state.sides.get(row["side"], 0) + row["count"] - known
+            state.fold("total", row["value"])
+        return {"face": face, "count": sum(state.sides.values()), "total": state.total}
+
+
+@job("steps", **SETTINGS)
+def steps(flow: Flow) -> None:
+    """`dice` as two keyed steps, with another die between them."""
+    rows = read(flow).withColumn("face", F.floor(F.rand() * 500).cast("long"))
+    thrown = flow.keyed(rows, by="face", process=Thrown())
+    beside = thrown.then(lambda df: df.withColumn("side", F.floor(F.rand() * 6).cast("long")))
+    sums = flow.keyed(beside, by="face", process=Followed())
+    write(flow, sums, to=target(sums, key="face"), mode="update")

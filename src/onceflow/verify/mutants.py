@@ -342,3 +342,32 @@ def _restore_before_publishing() -> None:
     from onceflow.snapshots.restore import Restore
 
     _put(Restore, _publish=lambda self, going, output, term: None)
+
+
+# ---------------------------------------------------------------- keyed state
+
+
+@_mutant("drop-a-run")
+def _drop_a_run() -> None:
+    """A manifest does not name what one of the tasks has written."""
+    from onceflow.state.manifest import Manifest
+
+    advanced = Manifest.advanced
+
+    def dropped(self: Manifest, epoch: int, added: Any, *merged: Any) -> Manifest:
+        return advanced(self, epoch, list(added)[1:], *merged)
+
+    _put(Manifest, advanced=dropped)
+
+
+@_mutant("state-of-the-newest-manifest")
+def _state_of_the_newest_manifest() -> None:
+    """State is what was written last, whether it was decided or not."""
+    from onceflow.operators import Operators
+    from onceflow.state.manifest import Manifest
+
+    def newest(self: Operators, step: Any, *_: Any) -> Manifest:
+        found = sorted(self._folder(step).glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+        return Manifest.read(found[-1]) if found else Manifest(-1, step.groups)
+
+    _put(Operators, _manifest=newest, sweep=lambda *_, **__: None)

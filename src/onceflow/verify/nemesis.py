@@ -17,6 +17,7 @@ from onceflow.verify.drivers import Driver
 from onceflow.verify.play import Life, Play, Struck
 from onceflow.verify.reaching import REACH_WITHIN, at_work, disarm, end_now, epoch, stand_still
 from onceflow.verify.schedule import Fault, opens
+from onceflow.verify.targets import body
 
 _END_WITHIN = 120.0  # seconds until a driver has ended whose JVM is gone, or that was fenced
 _AWAKE_FOR = 8.0  # seconds that a zombie has before its successor goes on
@@ -230,7 +231,18 @@ def _wire(play: Play, struck: Struck, name: str) -> None:
 
 
 def _fail_task(play: Play, fault: Fault, struck: Struck) -> None:
-    _wire(play, struck, f"fail-{fault.number}")
+    if not fault.point:
+        _wire(play, struck, f"fail-{fault.number}")
+        return
+    driver, folder = play.driver, play.case.folder / f"fault-{fault.number}"
+    assert driver is not None
+    folder.mkdir()
+    driver.order(do="arm-tasks", fault=f"{fault.point}:{fault.file}:{folder}")
+    if play.wait((folder / fault.point).exists, REACH_WITHIN):
+        play.hit(struck, f"a task at {fault.point}, by {fault.file}, after epoch {epoch(play)}")
+    else:
+        struck.what = f"no task came to {fault.point}"
+    driver.order(do="arm-tasks", fault="")
 
 
 def _slow_task(play: Play, fault: Fault, struck: Struck) -> None:
@@ -256,7 +268,8 @@ def _damage(play: Play, fault: Fault, struck: Struck) -> None:
         play.start_life()
         life = play.life
         assert life is not None
-        noticed = play.wait(lambda: life.over or life.started, _END_WITHIN)
+        by_opening = fault.file not in ("manifest", "run")
+        noticed = play.wait(lambda: life.over or (by_opening and life.started), _END_WITHIN)
         if not noticed or life.code != _DAMAGED:
             said = play.complaint() if life.error else "it started"
             play.violations.append(Violation("unnoticed", play.case.name, f"{struck.what}: {said}"))
@@ -275,8 +288,10 @@ def _flipped(data: bytes, at: int) -> bytes:
 
 def _victim(play: Play, what: str) -> Path | None:
     """A file that opening reads: the newest entry of the epoch log, the newest commit of a target,
-    or the document of the lineage."""
+    the document of the lineage. Or one that the next epoch reads: of keyed state."""
     lineage = play.observer.lineages.folder()
+    if what in ("manifest", "run"):
+        return _keyed_victim(play, lineage, what)
     if what == "lineage":
         found = list(lineage.glob("lineage.json"))
     elif what == "commit":
@@ -287,6 +302,22 @@ def _victim(play: Play, what: str) -> Path | None:
     if not found and what == "commit":
         return _victim(play, "decision")
     return max(found, key=lambda path: path.name, default=None)
+
+
+def _keyed_victim(play: Play, lineage: Path, what: str) -> Path | None:
+    """Of the state that the next epoch begins with."""
+    with play.observer.looking_away():
+        play.observer.poll()
+    for query in play.case.queries:
+        decided = play.observer.last(query)
+        for step, said in decided.keyed.items() if decided is not None else ():
+            folder = lineage / query / "onceflow" / "keyed" / step
+            manifest = folder / str(said["manifest"])
+            if what == "manifest":
+                return manifest
+            names = [str(entry["run"]["name"]) for entry in body(manifest)["entries"]]
+            return folder / names[0] if names else None
+    return None
 
 
 def _full_disk(play: Play, fault: Fault, struck: Struck) -> None:

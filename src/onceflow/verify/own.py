@@ -131,7 +131,7 @@ def own_case(spec: str, folder: Path, *, seed: int, recorded: str | None, driver
         job=spec, name=job.name, sinks=", ".join(sorted({t.kind for t in targets})),
         folder=folder, targets=targets, source=source,
         queries=tuple(dict.fromkeys(t.output.partition("/")[0] for t in targets)), logs=found,
-        environment={},
+        environment={}, keyed=said["keyed"],
     )  # fmt: skip
 
 

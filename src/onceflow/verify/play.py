@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from onceflow.verify.checker import Violation
+from onceflow.verify.decided import Decided
 from onceflow.verify.drivers import Driver, Drivers, Event
 from onceflow.verify.feed import Feed, Input
 from onceflow.verify.observer import Observer
@@ -74,6 +75,7 @@ class Case:
     logs: dict[str, str]  # source -> path of its log
     environment: dict[str, str]
     repeats: bool = False  # an epoch that is run again has the same rows: it can be skipped
+    keyed: bool = False  # it has keyed steps
     servers: Servers | None = None
 
 
@@ -273,7 +275,7 @@ class Play:
         found = []
         for query in self.case.queries:
             last = self.observer.last(query)
-            ends = [last.read_to(source) for source in last.end] if last else []
+            ends = [last.read_to(source) for source in self._read_by(last)] if last else []
             found.append(min(map(sum, ends), default=0))
         return min(found, default=0)
 
@@ -302,14 +304,20 @@ class Play:
     def _has_read(self, query: str, heads: dict[str, list[int]]) -> bool:
         last = self.observer.last(query)
         return last is not None and all(
-            last.read_to(source) == heads[self.case.logs[source]] for source in last.end
+            last.read_to(source) == heads[self.case.logs[source]] for source in self._read_by(last)
         )
+
+    def _read_by(self, decided: Decided) -> list[str]:
+        """The sources of its query; what moves when a timer is due is none of them."""
+        return [source for source in decided.end if source in self.case.logs]
 
     def _is_due(self, query: str) -> bool:
         """Did the watermark move in the last epoch? Then Spark may run another without data."""
         last = self.observer.last(query)
-        if last is None or not last.stateful:
-            return last is None
+        if last is None or last.keyed:
+            return last is None or last.is_waited_for
+        if not last.stateful:
+            return False
         before = self.observer.decided[query].get(last.epoch - 1)
         return last.watermark != (before.watermark if before else 0)
 

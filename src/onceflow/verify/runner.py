@@ -227,7 +227,7 @@ class Runner:
             job=f"{FILE}:{name}", name=name, sinks=sinks, folder=folder,
             targets=job.targets(sinks, folder, servers, place), source=source,
             queries=("result",), logs=dict.fromkeys(job.sources, "in"), environment=environment,
-            repeats=job.repeats, servers=servers,
+            repeats=job.repeats, keyed=job.keyed, servers=servers,
         )  # fmt: skip
 
         def truth(play: Play) -> dict[str, Truth]:
@@ -321,7 +321,8 @@ class Runner:
 
 
 def _sinks(plot: Plot) -> tuple[str, ...]:
-    return tuple(target.kind for target in plot.case.targets)
+    kinds = tuple(target.kind for target in plot.case.targets)
+    return (*kinds, schedule.KEYED) if plot.case.keyed else kinds
 
 
 def connector_settings() -> dict[str, str]:

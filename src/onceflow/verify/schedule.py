@@ -19,7 +19,7 @@ KINDS = {
     "lost-commit": "kill -9 of all, and Spark's newest commits/<N>, or offsets/<N> too, is gone",
     "raise-point": "an exception at a named fault point",
     "zombie": "the driver is frozen at a fault point, a successor takes over, and it wakes up",
-    "fail-task": "a task fails in the middle of its rows",
+    "fail-task": "a task fails in the middle of its rows; a keyed one also at a point of its own",
     "slow-task": "a task takes seconds longer, and is speculated (cluster)",
     "truncate": "a file of onceflow's loses its end; put back after the error",
     "flip": "a bit of a file of onceflow's is flipped; put back after the error",
@@ -51,10 +51,15 @@ BREAK_SERVERS = ("kill-broker", "freeze-broker", "kill-postgres", "lost-answer")
 # Commands of people, each of them a process: it may be killed on its way, and is run again then.
 SNAPSHOTS = ("savepoint", "rollback", "restore", "fork")
 NEED_BUILT_IN = ("fail-task", "slow-task")
+# Beside the kinds of its sinks: the case has keyed steps.
+KEYED = "keyed"
 # Where a paused driver would hold a lock that its successor waits for.
 _NO_SLEEP = ("sqlite.begun", "sqlite.written")
-_VISITS = {"put": 8, "epoch": 3, "folder": 3, "sqlite": 2, "kafka": 2, "postgres": 2}
+_VISITS = {
+    "put": 8, "epoch": 3, "folder": 3, "sqlite": 2, "kafka": 2, "postgres": 2, "keyed": 2,
+}  # fmt: skip
 _DAMAGED = ("decision", "commit", "lineage")
+_KEYED_DAMAGED = (*_DAMAGED, "manifest", "run")
 _LOST = ("commits", "offsets")  # the latter with the former
 # Where the driver stands when a server is broken; "": anywhere.
 _STANDS = {
@@ -95,7 +100,7 @@ class Fault:
     point: str = ""  # where it strikes, if at a named fault point
     visit: int = 1  # of the point; or which savepoint or epoch, from the newest
     after: float = 0.0  # seconds of work before it strikes, if at a random time
-    file: str = ""  # what is damaged or deleted, whose answer is lost; or rewind or skip
+    file: str = ""  # what is damaged or deleted, whose answer is lost; rewind, skip; raise, kill
     wakes: str = ""  # the point of the successor's opening at which a zombie wakes up
     back: bool = False  # the server is back before the driver goes on from the point
     ends: str = ""  # how the driver ends before a command
@@ -118,13 +123,14 @@ class Fault:
 
 
 def points(sinks: Iterable[str], *, asleep: bool = False) -> list[str]:
-    """The fault points that a job with such sinks can reach."""
+    """The fault points that the driver of a job with such sinks can reach."""
     kinds = set(sinks)
     found = [*faults.OPENING, *faults.EPOCH, *faults.PUT, *faults.ROLL_UP]
     found += faults.FOLDER if kinds & {"files", "log"} else ()
     found += faults.SQLITE if "sqlite" in kinds else ()
     found += faults.KAFKA if "kafka" in kinds else ()
     found += faults.POSTGRES if "postgres" in kinds else ()
+    found += faults.KEYED if KEYED in kinds else ()
     return [p for p in found if not asleep or (p not in _NO_SLEEP and not opens(p))]
 
 
@@ -146,9 +152,9 @@ def plan(
     kinds: Iterable[str],
     at: Iterable[str] = (),
 ) -> list[Fault]:
-    """`cases`: the kinds of sinks of each; some kind of fault fits each of them. Every other fault
-    is a kill, as far as `kinds` allow; kinds and points come in turn, shuffled, so that all of
-    them come as early as they can."""
+    """`cases`: the kinds of sinks of each, and `KEYED`; some kind of fault fits each of them. Every
+    other fault is a kill, as far as `kinds` allow; kinds and points come in turn, shuffled, so that
+    all of them come as early as they can."""
     rng = random.Random(f"{seed}/schedule")
     wanted = list(dict.fromkeys(kinds))
     kills = [kind for kind in wanted if kind in KILLS]
@@ -159,7 +165,7 @@ def plan(
         others + ["raise-point"] * ("raise-point" in others) * 3 or kills,
     ]
     decks = [_deck(rng, mine) for mine in cards]
-    servers = {sink for sinks in cases for sink in sinks} & {"kafka", "postgres"}
+    more = {sink for sinks in cases for sink in sinks} & {"kafka", "postgres", KEYED}
     spots: dict[tuple[str, bool], Iterator[str]] = {}
     found = []
     for number in range(count):
@@ -176,15 +182,18 @@ def plan(
             reached = points(sinks, asleep=asleep)
             chosen = [p for p in reached if p in set(at)] or reached
             deck = spots.setdefault(
-                (kind, asleep), _deck(rng, points(("files", "sqlite", *servers), asleep=asleep))
+                (kind, asleep), _deck(rng, points(("files", "sqlite", *more), asleep=asleep))
             )
             point = next(p for p in deck if p in chosen)
             visit = rng.randint(1, _VISITS.get(point.partition(".")[0], 1))
             wakes = rng.choice(_WAKINGS) if asleep else ""
         elif kind in ("truncate", "flip"):
-            file = rng.choice(_DAMAGED)
+            file = rng.choice(_KEYED_DAMAGED if KEYED in sinks else _DAMAGED)
         elif kind == "lost-commit":
             file = rng.choice(_LOST)
+        elif kind == "fail-task" and KEYED in sinks:
+            point = rng.choice([p for p in faults.TASK if p in set(at)] or ("", *faults.TASK))
+            file = rng.choice(("raise", "kill")) if point else ""
         elif kind in _STANDS:
             point = rng.choice([p for p in _STANDS[kind] if p in set(at)] or _STANDS[kind])
             back = point != "" and rng.random() < 0.5
@@ -207,7 +216,7 @@ def _snapshot(
     goes_back = kind in ("rollback", "restore")
     spots = _SPOTS["restore" if goes_back else kind]
     if goes_back:
-        file = rng.choice(("rewind", "skip")) if {*sinks} != {"kafka"} else "skip"
+        file = rng.choice(("rewind", "skip")) if {*sinks} - {KEYED} != {"kafka"} else "skip"
         ends = rng.choice(_ENDS)
         if file == "rewind":
             spots += tuple(spot for sink in sinks for spot in _TAKE_BACK.get(sink, ()))

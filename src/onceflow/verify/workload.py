@@ -25,6 +25,7 @@ DELAY = timedelta(seconds=10)  # of the watermark: above LATE and what a repetit
 WINDOW = timedelta(seconds=10)
 KEYS = 12
 CLOSING = BEGIN + timedelta(days=3650)  # no input is that long
+CLOSERS = ("closing", "end")  # keys, one of each of two partitions
 
 _CYCLE = 97
 _AGAIN = 0.1  # of the rows bring an earlier one again
@@ -65,9 +66,12 @@ class Workload:
             value=rng.randrange(1000),
         )
 
-    def closing(self, number: int) -> Row:
-        """Far enough ahead to close every window before it; its own stays open."""
-        return Row(number, number, "closing", 0, False, CLOSING, 0)
+    def closing(self, number: int) -> list[Row]:
+        """From this number on, one in each partition of the log: far enough ahead to close every
+        window before them; their own stay open."""
+        return [
+            Row(number + n, number + n, key, 0, False, CLOSING, 0) for n, key in enumerate(CLOSERS)
+        ]
 
     @cached_property
     def _cycle(self) -> list[tuple[int, int, int]]:
