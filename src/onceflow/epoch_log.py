@@ -184,7 +184,7 @@ class EpochLog:
         while low < high:  # to the first entry whose decision, or the one behind it, is not before
             middle = (low + high) // 2
             found = self._decided(numbers[middle:])
-            if found is None or found[0].epoch >= first:
+            if found is None or found[-1].epoch >= first:
                 high = middle
             else:
                 low = middle + 1

@@ -16,14 +16,17 @@ from onceflow.snapshots.look import not_retained
 
 
 def decisions(query: Query) -> list[Decision]:
-    """Those whose state is still there, oldest first. A lineage that goes on from a cut has that of
-    its cut and none from before; what Spark planned, it has from its first start on."""
+    """Those that a query could go on from, oldest first. A lineage that goes on from a cut has the
+    state of its cut and none from before; what Spark planned, it has from its first start on. Spark
+    asks for the plan of the epoch before, too, so of the oldest decision in the log nobody can."""
     log, planned = query.epoch_log().read(), set(ReadCheckpoint(query.folder).planned())
     origin = Origin.of(log)
     if origin is not None and not log.opened:
         planned.add(origin.cut)
     first = 0 if origin is None else origin.cut
-    return [d for d in log.decisions if d.epoch in planned and d.epoch >= first]
+    known = log.decisions
+    followed = known if known and known[0].epoch == 0 else known[1:]
+    return [d for d in followed if d.epoch in planned and d.epoch >= first]
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,12 @@ class Kept:
 
 def kept(query: Query) -> Kept | None:
     """None: there is none."""
-    planned = ReadCheckpoint(query.folder).planned()
-    ends = query.epoch_log().ends(planned[0]) if planned else None
+    planned, log = ReadCheckpoint(query.folder).planned(), query.epoch_log()
+    oldest = log.ends(0)
+    if not planned or oldest is None:
+        return None
+    followed = oldest[0].epoch + 1 if oldest[0].epoch else 0  # as in `decisions`
+    ends = log.ends(max(planned[0], followed))
     if ends is None or ends[0].epoch > ends[1].epoch:
         return None
     first, last = ends
