@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from click.testing import CliRunner
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from story import Row, read_files
@@ -21,6 +23,7 @@ from waiting import wait_for
 
 import onceflow
 from onceflow import Flow, epoch_rows, job, sources
+from onceflow.cli import cli
 from onceflow.home import JobFolder
 from onceflow.keyed import Keyed
 from onceflow.log import EmbeddedLog
@@ -226,6 +229,10 @@ def test_a_watermark_never_goes_back_and_what_is_late_is_counted(world: World) -
     assert [step["watermark"] for step in stood] == [micros(at(s)) for s in (90, 90, 90, 190)]
     assert [(step["rows"], step["late"]) for step in stood] == [(1, 0), (2, 1), (1, 1), (1, 0)]
     assert world.published() == Counter([("a", 1), ("c", 1), ("d", 1)])
+    asked = ["epoch", "show", JOB, "1", "--home", str(world.home)]
+    told = json.loads(CliRunner().invoke(cli, [*asked, "--json"]).stdout)[0]["keyed"][0]
+    assert (told["step"], told["rows"], told["late"], told["fired"]) == ("counts", 2, 1, 0)
+    assert "counts      2 rows   1 row" in CliRunner().invoke(cli, asked).stdout
 
 
 class Reminder(KeyedProcess):

@@ -121,6 +121,15 @@ def _text(told: dict[str, Any]) -> str:
         ]  # fmt: skip
         lines += ["", table(["operator", "kind", "partitions", "first id"], rows)]
         lines.append(f"rows of state: {_known(told['state_rows'], 'rows')}")
+    if told["keyed"]:
+        rows = [
+            [part["step"], number(part["rows"], "rows"), number(part["late"], "rows"),
+             number(part["fired"], "keys"),
+             "-" if part["watermark_ms"] is None else _time(part["watermark_ms"])]
+            for part in told["keyed"]
+        ]  # fmt: skip
+        head = ["keyed step", "rows in", "late", "timers fired of", "watermark of the next epoch"]
+        lines += ["", table(head, rows)]
     if told["watermark_ms"] is not None:
         lines += ["", f"watermark of the next epoch: {_time(told['watermark_ms'])}"]
     took = "not known"

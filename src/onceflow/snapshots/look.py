@@ -102,6 +102,15 @@ def _about(query: Query, decision: Decision) -> dict[str, Any]:
             for operator, partitions in decision.state.items()
         ],
         "state_rows": kept.get("state_rows"),
+        "keyed": [
+            {
+                "step": step, "rows": stood["rows"], "late": stood["late"],
+                "fired": stood["fired"], "groups": stood["groups"],
+                "watermark_ms": None if stood["watermark"] is None else stood["watermark"] // 1000,
+                "manifest": stood["manifest"],
+            }
+            for step, stood in decision.keyed.items()
+        ],
         "ms": kept.get("ms"),
         "spark_ms": kept.get("spark_ms"),
     }  # fmt: skip
