@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from onceflow.keyed import KeyedStep
-from onceflow.schema import quoted
+from onceflow.schema import columns, quoted
 from onceflow.state.task import LATE, PART
 
 
@@ -29,14 +29,15 @@ def with_late(rows: Any, step: KeyedStep, stood: Mapping[str, Any]) -> Any:
     else:
         *parts, offset = step.order
         named = [F.coalesce(F.col(quoted(p)).cast("string"), F.lit("")) for p in parts]
-        rows = rows.withColumn(PART, F.concat_ws("/", *named))
-        before = (
-            Window.partitionBy(PART)
-            .orderBy(quoted(offset))
-            .rowsBetween(Window.unboundedPreceding, -1)
-        )
+        part = F.to_json(F.array(*named)) if len(named) > 1 else named[0]
+        rows = rows.withColumn(PART, part)
+        ordered = Window.partitionBy(PART).orderBy(quoted(offset))
+        # Rows of one offset (of an explode, say) do not judge each other.
+        numbered = columns(step.rows)[offset] in ("byte", "short", "integer", "long")
+        between = ordered.rangeBetween if numbered else ordered.rowsBetween
+        before = between(Window.unboundedPreceding, -1)
         seen = F.max(at).over(before)
-        known = {part: latest for part, (latest, _) in stood.get("seen", {}).items()}
+        known = {part: latest for part, (latest, _) in known_partitions(step, stood).items()}
         if known:
             pairs = [F.lit(x) for part, latest in known.items() for x in (part, latest)]
             seen = F.greatest(seen, F.try_element_at(F.create_map(*pairs), F.col(PART)))
@@ -45,6 +46,14 @@ def with_late(rows: Any, step: KeyedStep, stood: Mapping[str, Any]) -> Any:
         # its rows late. Of one that was idle it does, for timers have not waited for it.
         floor = own if step.idle is None else F.greatest(floor, own)
     return rows.withColumn(LATE, F.coalesce(at < floor, F.lit(False)))
+
+
+def known_partitions(step: KeyedStep, stood: Mapping[str, Any]) -> Mapping[str, list[int]]:
+    """As `partitions_seen` left them; none if partitions are told by other columns now, which give
+    them other names: the old ones would hold the watermark back for ever."""
+    same = stood.get("order", list(step.order)) == list(step.order)
+    found: Mapping[str, list[int]] = stood.get("seen", {}) if same else {}
+    return found
 
 
 def partitions_seen(
@@ -86,8 +95,10 @@ def idle_at(step: KeyedStep, seen: Mapping[str, list[int]], now: int) -> int | N
     )
 
 
-def wake(step: KeyedStep, stood: Mapping[str, Any]) -> int | None:
+def wake(step: KeyedStep, stood: Mapping[str, Any] | None) -> int | None:
     """When there is something to do: at once, if an event timer is behind the watermark."""
+    if stood is None:  # it may begin with timers that are due
+        return 0 if step.initial is not None and step.clocks else None
     times = [stood.get("idle_at")]
     for timer, at in stood.get("next", {}).items():
         if step.clocks.get(timer) == "processing":

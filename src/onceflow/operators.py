@@ -26,11 +26,12 @@ import pyarrow.parquet as pq
 
 from onceflow.committables import AS_WRITTEN, COMMITTER, describe, read_staged
 from onceflow.epoch_log import Decision
-from onceflow.errors import Damaged, JobError
+from onceflow.errors import Damaged, JobError, PlanChanged
 from onceflow.home import Query
 from onceflow.keyed import At, KeyedStep
 from onceflow.keyed_time import (
     idle_at,
+    known_partitions,
     next_due,
     next_watermark,
     partitions_seen,
@@ -174,8 +175,15 @@ class Operators:
 
         # 2. run
         self._spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", _BATCH_ROWS)
-        found = placed.mapInArrow(partial(_in_task, work), f"{REPORT} string").collect()
-        reports = [json.loads(row[0]) for row in found]
+        reports = self._tasks(placed, work)
+        if len(reports) != tasks:  # Spark saw that there are no rows, and ran none; timers are due
+            nothing = self._spark.createDataFrame([], rows.schema)
+            reports = self._tasks(self._placed(nothing, step, stood, tasks), work)
+        if len(reports) != tasks:
+            raise PlanChanged(
+                f"keyed step {step.name!r}: {len(reports)} of {tasks} tasks ran in epoch {epoch}",
+                hint="the query is opened again; tell us if it comes again",
+            )
         reach("keyed.ran", epoch=epoch)
 
         # 3. list
@@ -186,10 +194,11 @@ class Operators:
         crc = manifest.write(self._folder(step), name)
         self._manifests[step.name] = (epoch, manifest)
         reach("keyed.listed", epoch=epoch)
-        seen = partitions_seen(stood.get("seen", {}), reports, now)
+        seen = partitions_seen(known_partitions(step, stood), reports, now)
         kept = {
             "manifest": name, "crc": crc, "groups": step.groups,
             "schema": _described(store_schema(work.bound()), stood.get("schema")), "seen": seen,
+            "order": list(step.order),
             "watermark": next_watermark(step, seen, watermark, now),
             "rows": sum(r["rows"] for r in reports), "late": sum(r["late"] for r in reports),
             "fired": sum(r["fired"] for r in reports), "next": next_due(reports),
@@ -197,12 +206,19 @@ class Operators:
         }  # fmt: skip
         return kept, reports
 
+    @staticmethod
+    def _tasks(placed: Any, work: Work) -> list[dict[str, Any]]:
+        """What each task reports, of the attempt that Spark took."""
+        found = placed.mapInArrow(partial(_in_task, work), f"{REPORT} string").collect()
+        return [json.loads(row[0]) for row in found]
+
     def set_wake(self, last: Decision | None) -> None:
         """Say when an epoch is due, if no rows come."""
-        if last is not None and any(step.ticks for step in self._steps):
+        if any(step.ticks for step in self._steps):
             from onceflow.sources.ticks import set_wake
 
-            times = [wake(step, last.keyed.get(step.name, {})) for step in self._steps]
+            kept = {} if last is None else last.keyed
+            times = [wake(step, kept.get(step.name)) for step in self._steps]
             set_wake(self._query.ticks, min((t for t in times if t is not None), default=None))
 
     def _work(
@@ -286,7 +302,9 @@ class Operators:
         keys = (quoted(key) + "::long" * (kinds[key] in small) for key in step.by)
         rows = rows.selectExpr("*", f"xxhash64({', '.join(keys)}) as {PLACE}")
         task = F.expr(_task_of(PLACE, step.groups, tasks))
-        return rows.repartitionById(tasks, task).sortWithinPartitions(PLACE)
+        # By offset, too: so rows of a key come in the same order when an epoch is run again.
+        order = [F.col(quoted(column)) for column in step.order]
+        return rows.repartitionById(tasks, task).sortWithinPartitions(PLACE, *order)
 
     def _read(self, reports: list[dict[str, Any]], step: KeyedStep) -> Any:
         """What the step emitted, as a DataFrame."""
@@ -319,7 +337,7 @@ class Operators:
                 _logger.warning("nothing is swept: %s", error.message)
                 continue
             for path in folder.iterdir():
-                if path.name not in needed and not self._is_newer(path.name, term):
+                if path.name not in needed and self._is_ours(path.name, term):
                     path.unlink(missing_ok=True)
 
     def _needed(self, folder: Path, stood: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -335,10 +353,12 @@ class Operators:
         self._reachable = known
         return needed
 
-    def _is_newer(self, name: str, term: int) -> bool:
+    def _is_ours(self, name: str, term: int) -> bool:
+        """Or of a term before, or of a lineage before. Not what somebody writes at this moment."""
         found = _WRITTEN.match(name)
-        ours = found is not None and found[1] == self._query.lineage[:8]
-        return ours and found is not None and int(found[2]) > term
+        if found is None:
+            return False
+        return found[1] != self._query.lineage[:8] or int(found[2]) <= term
 
 
 def _taken(reports: list[dict[str, Any]], folder: Path) -> Path:

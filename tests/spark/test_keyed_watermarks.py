@@ -350,3 +350,46 @@ def test_a_clock_that_goes_back_takes_no_time_back(
     told = [decision.now // 10**6 for decision in world.decisions()]
     assert told == [1000, 1030, 1030, 1075, 1200]
     assert world.published() == Counter([("a", n) for n in (1, 2, 3, 4, 1)])
+
+
+def test_timers_of_a_second_step_fire_also_where_nothing_comes_to_it(world: World) -> None:
+    """Spark knows before it runs anything that a filter leaves no row of the few there are."""
+
+    def steps(flow: Flow, rows: DataFrame) -> Keyed:
+        options: dict[str, Any] = {"by": "k", "event_time": "at"}
+        first = flow.keyed(rows, process=Passed(), watermark=f"{DELAY} seconds", **options)
+        some = first.then(lambda df: df.where("k = 'a'"))
+        return flow.keyed(some, process=Clocked(), **options)
+
+    add(world, a=0)
+    world.live(steps)
+    for seconds in (100, 200):
+        add(world, b=seconds)
+        world.live(steps)
+    assert world.published() == Counter([("a", 1)])
+    assert [d.keyed["clocked"]["fired"] for d in world.decisions()].count(1) == 1
+
+
+class Passed(KeyedProcess):
+    """Rows as they come."""
+
+    output = "k string, at timestamp"
+    seen = ReducingState("long", "count")
+
+    def process(self, keys: Any, rows: Any) -> Any:
+        return rows.select(["k", "at"]), {"seen": self.fold("seen")}
+
+
+class Clocked(KeyedProcess):
+    """Emits a key once, as soon as the clock has come on."""
+
+    output = "k string, n long"
+    n = ReducingState("long", "count")
+    soon = Timer("processing")
+
+    def process(self, keys: Any, rows: Any) -> Any:
+        later = pa.array([self.time.now + 1] * len(keys)).cast(TIMESTAMP)
+        return None, {"n": self.fold("n"), "soon": later}
+
+    def on_timer(self, keys: Any) -> Any:
+        return keys.select(["k", "n"]), None

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from onceflow.errors import JobError, ProcessFailed
+from onceflow.state.arrays import as_micros
 from onceflow.state.process import KeyedProcess
 from onceflow.state.states import ListState, MapState, Timer, ValueState
 from onceflow.state.step import Step, Time
@@ -239,8 +240,16 @@ def test_writing_makes_it_last_longer_also_if_the_value_is_the_same() -> None:
 def test_a_row_never_misses_what_was_written_less_than_its_ttl_before() -> None:
     done = run(bound(Seen()), [row("a", 0, 7)], at(0))
     stored = {"a": done.state.to_pylist()[0]}
-    assert known(run(bound(Seen()), [row("a", 29, 0)], at(500), stored).out) == [7]
-    assert known(run(bound(Seen()), [row("a", 30, 0)], at(500), stored).out) == [None]
+    assert known(run(bound(Seen()), [row("a", 500, 0)], at(29), stored).out) == [7]
+    assert known(run(bound(Seen()), [row("a", 30, 0)], at(30), stored).out) == [None]
+
+
+def test_a_row_behind_the_watermark_sees_what_merging_runs_would_have_left() -> None:
+    step = bound(Seen())
+    done = run(step, [row("a", 0, 7)], at(0))
+    stored = {"a": done.state.to_pylist()[0]}
+    assert step.expired(done.state, Time(0, as_micros(at(500)), 2)).all()
+    assert known(run(step, [row("a", 29, 0)], at(500), stored).out) == [None]
 
 
 def test_expiry_on_the_clock_of_processing() -> None:

@@ -1,8 +1,9 @@
 """What is too old is not there: values that were not written for their ttl, and old elements.
 
-A value is never expired for a row that came less than its ttl after it was written: on the clock
-of events a key's time is the watermark, but not later than its first row of the epoch and the
-first of its timers that is due. It may be seen a little longer than its ttl.
+On the clock of events a key's time is the watermark that the epochs before have reached, but not
+later than the first of its timers that is due. So a row at or after the watermark never misses a
+value that was written less than its ttl before it; it may see one a little longer. A row behind the
+watermark (the first of a partition that nobody has waited for) sees what merging runs has left.
 """
 
 from __future__ import annotations

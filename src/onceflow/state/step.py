@@ -139,11 +139,13 @@ class Step:
 
 
 def _clock(segments: Segments, stored: Mapping[str, pa.Array], time: Time) -> Ints:
-    """The time of events of each key, by which its values expire."""
-    settled = segments.settled(np.arange(len(segments.starts)), segments.starts, time.watermark)
+    """The time of events of each key, by which its values expire: the watermark of the epochs
+    before, by which merging runs lets them go as well, or the first timer that it has passed."""
+    known = LONG_AGO if time.watermark is None else time.watermark
+    clock = np.full(len(segments.starts), known, np.int64)
     if not segments.timers or time.watermark is None:
-        return settled
-    return np.minimum(settled, segments.first_due(stored, EVENT, time.watermark))
+        return clock
+    return np.minimum(clock, segments.first_due(stored, EVENT, time.watermark))
 
 
 def _by_time(rows: pa.Table, index: Ints, column: str) -> tuple[pa.Table, Ints, Ints]:

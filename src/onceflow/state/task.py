@@ -39,6 +39,7 @@ from onceflow.testing.faults import reach_in_task
 PLACE, LATE, PART = "_onceflow_place", "_onceflow_late", "_onceflow_part"
 REPORT = "report"
 _SLICE = 1 << 18  # rows that are worked on at a time
+_SLICE_BYTES = 1 << 27
 _DUE = 1 << 16  # keys whose timers fire at a time
 
 
@@ -282,14 +283,15 @@ def _slices(
 ) -> Iterator[tuple[pa.Table, int]]:
     """The rows in pieces that cut no place, each with the first place that is not in it."""
     held: list[pa.RecordBatch] = []
-    size, schema = 0, None
+    size, weight, schema = 0, 0, None
     for batch in batches:
         schema = batch.schema
         if not batch.num_rows:
             continue
         held.append(batch)
         size += batch.num_rows
-        if size < _SLICE:
+        weight += batch.nbytes
+        if size < _SLICE and weight < _SLICE_BYTES:
             continue
         last = batch[PLACE][-1].as_py()
         cut = int(_numpy(batch[PLACE]).searchsorted(last))
@@ -299,7 +301,7 @@ def _slices(
         cut = int(_numpy(table[PLACE]).searchsorted(last))
         yield table.slice(0, cut), last
         held = table.slice(cut).to_batches()
-        size = table.num_rows - cut
+        size, weight = table.num_rows - cut, sum(batch.nbytes for batch in held)
     table = pa.Table.from_batches(held, schema) if schema is not None else nothing
     yield table, end
 
@@ -350,7 +352,9 @@ def _distinct_by_value(
     seen: dict[tuple[Any, ...], int] = {}
     number = np.empty(len(places), np.int64)
     starts: list[int] = []
-    columns = [column.to_pylist() for column in keys.columns]
+    # As numbers: Arrow has times that Python has not.
+    plain = [c.cast(pa.int64()) if pa.types.is_timestamp(c.type) else c for c in keys.columns]
+    columns = [column.to_pylist() for column in plain]
     for row, key in enumerate(zip(places.tolist(), *columns, strict=True)):
         if key not in seen:
             seen[key] = len(starts)
