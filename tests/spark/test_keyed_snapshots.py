@@ -15,6 +15,7 @@ from test_keyed import JOB, World
 
 from onceflow.errors import Damaged
 from onceflow.home import JobFolder
+from onceflow.lineage import Origin
 from onceflow.operators import manifest_of
 from onceflow.sinks import Files
 from onceflow.snapshots.arrive import Arrive
@@ -51,9 +52,12 @@ class Snapped(World):
         assert found == newest
 
     def needed(self) -> set[str]:
-        """Files of the state of all epochs that one can go back to."""
+        """Files of the state of all epochs in the log, from the cut on that it goes on from."""
         found = set()
-        for decision in decisions(self.query):
+        log = self.query.epoch_log().read()
+        origin = Origin.of(log)
+        first = 0 if origin is None else origin.cut
+        for decision in (d for d in log.decisions if d.epoch >= first):
             found.add(decision.keyed["sums"]["manifest"])
             found |= set(manifest_of(self.query.folder, decision, "sums").reachable())
         return found
