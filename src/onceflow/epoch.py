@@ -242,12 +242,16 @@ class Epochs:
         self.query.store.sweep("log")
         self.query.store.sweep("past")
         self.log.prune()
-        for folder in self.query.staged.glob("*-*-*-*"):
-            if int(folder.name.rsplit("-", 2)[1]) < self.term:
-                shutil.rmtree(folder, ignore_errors=True)
+        self._sweep_older()
         self._rows.sweep(self._with_state, term=self.term)
         if self._origin is not None and self._last_epoch >= self._origin.replays_to:
             self.query.forget_replay()
+
+    def _sweep_older(self) -> None:
+        """What older terms staged; their tasks may go on writing for a moment after they ended."""
+        for folder in self.query.staged.glob("*-*-*-*"):
+            if int(folder.name.rsplit("-", 2)[1]) < self.term:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def forget_running(self) -> None:
         """Spark's query has ended; another one of the same name goes on."""
@@ -339,6 +343,7 @@ class Epochs:
     def _sweep(self, folder: Path, end: Mapping[str, Any]) -> None:
         """Housekeeping; the next epoch waits for it. Bounded: see `keep_epochs` and `tidy`."""
         shutil.rmtree(folder, ignore_errors=True)
+        self._sweep_older()
         keep = self.declared.keep_epochs
         if self.log.roll_up(keep=keep, slack=keep, before=self._past.keep):
             self._past.sweep()
