@@ -79,7 +79,7 @@ class EpochRows:
             return Made(staged, running.observed(DIGEST))
         now = int(time.time() * 1e6) if before is None else before.now
         now = now if last is None else max(now, last.now)  # clocks go back, time does not
-        ran = self._operators.run(batch, At(plan.epoch, now, folder, folder.name), last)
+        ran = self._operators.run(batch, At(plan.epoch, now, folder), last)
         rows, digest = observed(ran.rows) if self._declared.digests else (ran.rows, None)
         staged = self._stager.stage(rows, folder, folder.name, load)
         for name, (files, read) in ran.late.items():

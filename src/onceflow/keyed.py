@@ -39,7 +39,11 @@ class At:
     epoch: int
     now: int  # microseconds
     folder: Path  # where it stages
-    tag: str  # part of the name of whatever it writes
+
+    @property
+    def tag(self) -> str:
+        """Part of the name of whatever it writes."""
+        return self.folder.name
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,6 @@ class Keyed:
     df: DataFrame  # the stream that the first step reads
     steps: tuple[KeyedStep, ...]
     schema: str  # of what comes out, as Spark's JSON
-    changed: bool = field(default=False, repr=False)
 
     def then(self, change: Change) -> Keyed:
         """The rows of each epoch, changed by ordinary DataFrame code.

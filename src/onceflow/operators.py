@@ -71,8 +71,8 @@ def files_of(folder: Path, decision: Decision) -> list[Path]:
     """The files of keyed state after an epoch. `folder`: of the query."""
     found = []
     for name, stood in decision.keyed.items():
+        manifest = manifest_of(folder, decision, name)
         path = _manifest_path(folder, name, stood)
-        manifest = Manifest.read(path, stood["crc"])
         found += [path, *(folder / FOLDER / name / run for run in sorted(manifest.reachable()))]
     return found
 
@@ -202,7 +202,7 @@ class Operators:
             "watermark": next_watermark(step, seen, watermark, now),
             "rows": sum(r["rows"] for r in reports), "late": sum(r["late"] for r in reports),
             "fired": sum(r["fired"] for r in reports), "next": next_due(reports),
-            "idle_at": idle_at(step, seen, now), "until": work.until(),
+            "idle_at": idle_at(step, seen, now), "until": work.until(step.clocks),
         }  # fmt: skip
         return kept, reports
 

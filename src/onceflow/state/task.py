@@ -30,7 +30,7 @@ from onceflow.state.compact import choose, compact
 from onceflow.state.keys import first_place, task_ranges
 from onceflow.state.manifest import Manifest
 from onceflow.state.process import KeyedProcess
-from onceflow.state.runs import RunWriter, StoreSchema
+from onceflow.state.runs import RunWriter, StoreSchema, same_keys
 from onceflow.state.step import Step, Time
 from onceflow.state.store import Reader
 from onceflow.storage import translate_disk_full
@@ -65,11 +65,10 @@ class Work:
     # Timer -> the epoch before, and what was due until then: that has fired.
     handled: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
-    def until(self) -> dict[str, int]:
-        """Timer -> what is due until then fires in this epoch."""
+    def until(self, timers: Mapping[str, str]) -> dict[str, int]:
+        """Timer -> what is due until then fires in this epoch. `timers`: and their clocks."""
         ends = {"event": self.time.watermark, "processing": self.time.now}
-        clocks = self.bound().timers.items()
-        return {timer: end for timer, clock in clocks if (end := ends[clock]) is not None}
+        return {timer: end for timer, clock in timers.items() if (end := ends[clock]) is not None}
 
     def bound(self) -> Step:
         rows = arrow_schema(self.rows)
@@ -114,7 +113,7 @@ class _Task:
         self._out = _Rows(Path(work.rows_to) / f"{self._prefix}.parquet", self._output)
         late = None if work.late_to is None else Path(work.late_to) / f"{self._prefix}.parquet"
         self._late = None if late is None else _Rows(late, self._schema)
-        self._until = work.until()
+        self._until = work.until(self._step.timers)
         self._counts = _Counts()
         self._where = f"{work.name}, key groups {self._groups.start} to {self._groups.stop - 1}"
 
@@ -317,7 +316,8 @@ def _distinct(places: np.ndarray, keys: pa.Table) -> tuple[np.ndarray, pa.Table,
     first = np.empty(len(places), bool)
     first[0] = True
     np.not_equal(places[1:], places[:-1], out=first[1:])
-    if not first.all() and not _same_keys(keys, np.flatnonzero(~first)):
+    again = np.flatnonzero(~first)  # each must be the key before it
+    if not same_keys(keys.take(pa.array(again)), keys.take(pa.array(again - 1))).all():
         return _distinct_by_value(places, keys, order)
     number = np.cumsum(first) - 1
     starts = np.flatnonzero(first)
@@ -331,18 +331,6 @@ def _unordered(number: np.ndarray, order: np.ndarray | None) -> np.ndarray:
     back = np.empty(len(number), np.int64)
     back[order] = number
     return back
-
-
-def _same_keys(keys: pa.Table, rows: np.ndarray) -> bool:
-    """Is the key of each of these rows the key of the row before it?"""
-    here, before = pa.array(rows), pa.array(rows - 1)
-    for column in keys.columns:
-        one, two = column.take(here), column.take(before)
-        same = pc.fill_null(pc.equal(one, two), False)
-        both_null = pc.and_(pc.is_null(one), pc.is_null(two))
-        if not pc.all(pc.or_(same, both_null)).as_py():
-            return False
-    return True
 
 
 def _distinct_by_value(
