@@ -183,6 +183,25 @@ def test_a_query_that_began_after_the_savepoint_stays_where_it_is(world: World) 
 
 
 @pytest.mark.parametrize("choice", ["rewind", "skip", "replay"])
+def test_a_plan_can_be_made_while_the_job_runs(
+    world: World, choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = world.driver(world.files()).open().run(3)
+    savepoint = world.savepoint()
+    driver.run(2)
+    published, once = Files.published, [True]
+
+    def after_an_epoch(sink: Files, output: str) -> Ledger:
+        if once and once.pop():
+            driver.run()
+        return published(sink, output)
+
+    monkeypatch.setattr(Files, "published", after_an_epoch)
+    (answer,) = Restore(world.folder, savepoint.cuts(), {"": choice}, "restore").plan()
+    assert (answer.cut, answer.published) == (2, 5)
+
+
+@pytest.mark.parametrize("choice", ["rewind", "skip", "replay"])
 def test_a_sink_that_cannot_take_back_goes_on_where_nothing_came_after(
     world: World, choice: str
 ) -> None:

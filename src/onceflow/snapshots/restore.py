@@ -114,12 +114,15 @@ def _by_number(answer: Answer) -> Answer:
 class _Going:
     """One query of the lineage that ends, and the cut that it goes back to."""
 
-    def __init__(self, folder: JobFolder, query: Query, lineage: str, cut: Cut) -> None:
-        self._folder = folder
+    def __init__(
+        self, folder: JobFolder, query: Query, lineage: str, cut: Cut, outputs: list[Output]
+    ) -> None:
+        self._folder, self.outputs = folder, outputs
         self.query, self.lineage, self.cut = query, lineage, cut
+        # Ledgers first (of exact outputs): a plan may be made while the job runs, and what a
+        # target has was decided before, so a log that is read later knows it.
+        self.ledgers = {o.name: o.sink.published(self.id(o.name)) for o in outputs if o.exact}
         self.log = query.epoch_log().read()
-        self.outputs: list[Output] = []
-        self.ledgers: dict[str, Ledger] = {}  # of exact outputs, as they were read last
         self.history = History(folder, query.name, query.lineage)
 
     @property
@@ -203,16 +206,17 @@ class Restore:
             )
         found = []
         for query in queries:
-            going = _Going(self._folder, query, *self._cut(query))
-            for name, target in going.history.targets().items():
-                choice = choice_for(self._choices, query.name, name)
-                output = output_of(query.name, name, target, choice)
-                going.outputs.append(output)
+            targets = History(self._folder, query.name, query.lineage).targets()
+            outputs = [
+                output_of(query.name, name, target, choice_for(self._choices, query.name, name))
+                for name, target in targets.items()
+            ]
+            going = _Going(self._folder, query, *self._cut(query), outputs)
+            for output in going.outputs:
                 if output.exact:
-                    ledger = output.sink.published(going.id(name))
-                    refuse_foreign(query, name, output.sink, going.log, ledger)
+                    ledger = going.ledgers[output.name]
+                    refuse_foreign(query, output.name, output.sink, going.log, ledger)
                     self._refuse_gone(going, output, ledger)
-                    going.ledgers[name] = ledger
             found.append(going)
         return found
 
