@@ -7,8 +7,9 @@ import json
 import os
 import uuid
 import zlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -33,6 +34,8 @@ T = TypeVar("T")
 _FEW, _SMALL = 8, 1 << 20
 BY = "_onceflow_by"  # folders of the staging area that stand for the target's sub-folders
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
+# What Spark's writer does not let stand in the name of a folder.
+_ESCAPED = {ord(c): f"%{ord(c):02X}" for c in (*map(chr, range(1, 32)), *"\"#%'*/:=?\\\x7f{[]^")}
 
 
 def describe(root: Path, by: tuple[str, ...]) -> tuple[Committable, ...]:
@@ -87,6 +90,44 @@ def set_apart(file: Committable, rows: Collection[int], into: Path) -> None:
             go.write_table(table.filter(going))
             first += table.num_rows
     path.unlink()
+
+
+def keep_columns(root: Path, names: Sequence[str]) -> None:
+    """Leave nothing but these columns in the staged files under `root`."""
+    _map(lambda path: _keep_columns(path, list(names)), sorted(root.rglob("*.parquet")))
+
+
+def _keep_columns(path: Path, names: list[str]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    parquet, fewer = pq.ParquetFile(path), path.with_name(f"{path.name}.fewer")
+    kept = pa.schema([parquet.schema_arrow.field(name) for name in names])
+    with translate_disk_full(path.parent), pq.ParquetWriter(fewer, kept) as writer:
+        for number in range(parquet.num_row_groups):
+            writer.write_table(parquet.read_row_group(number, names).select(names))
+    os.replace(fewer, path)
+
+
+def folder_name(column: str, value: object) -> str:
+    """The folder of a value, called as Spark's writer calls it."""
+    if value is None:
+        return f"{column}={NULL_FOLDER}"
+    return f"{column}={str(value).translate(_ESCAPED)}"
+
+
+def split(table: Any, name: str) -> Iterator[tuple[Any, Any]]:
+    """Each value of a column, and its rows without the column, in the order they had."""
+    import numpy as np
+
+    encoded = table.column(name).combine_chunks().dictionary_encode(null_encoding="encode")
+    codes, rest = encoded.indices.to_numpy(), table.drop_columns([name])
+    order = np.argsort(codes, kind="stable")
+    sorted_rows, sorted_codes = rest.take(order), codes[order]
+    starts = np.flatnonzero(np.diff(sorted_codes, prepend=-1))
+    for start, end in pairwise([*starts, len(codes)]):
+        value = encoded.dictionary[sorted_codes[start]].as_py()
+        yield value, sorted_rows.slice(start, end - start)
 
 
 def refuse_long_folder(name: str, column: str, target: str, at: Path) -> None:

@@ -12,7 +12,7 @@ from onceflow.home import now
 from onceflow.keyed import KeyedStep
 from onceflow.ledger import Guarantee
 from onceflow.runtime.lease import host_name
-from onceflow.schema import plain_schema
+from onceflow.schema import plain_schema, selected
 from onceflow.sinks.base import Sink
 from onceflow.sources.base import Source
 
@@ -26,6 +26,7 @@ class Declared:
     mode: str = "append"
     by: str | None = None
     on_bad: str | None = None  # the output of rows that their own cannot take
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of outputs with fewer
     keep_epochs: int = 100
     guarantees: Mapping[str, Guarantee] = field(default_factory=dict)  # of outputs with another
     sources: Mapping[str, Source] = field(default_factory=dict)  # of the job, as far as known
@@ -51,7 +52,10 @@ class Declared:
         return {step.late_output: step.rows for step in self.keyed if step.late is not None}
 
     def schema_of(self, output: str) -> str:
-        return self.late.get(output) or self.schema
+        if output in self.late:
+            return self.late[output]
+        names = self.columns.get(output)
+        return self.schema if names is None else selected(self.schema, names)
 
     def mode_of(self, output: str) -> str:
         return "append" if output in self.late else self.mode
@@ -75,4 +79,6 @@ class Declared:
                 name: {"guarantee": self.guarantee(name), **sink.target()}
                 for name, sink in self.outputs.items()
             },
+            # Of the job; which of them this query reads, its decisions say.
+            "sources": {name: source.origin() for name, source in self.sources.items()},
         }

@@ -21,11 +21,11 @@ def with_digest(df: Any) -> Any:
 
 
 def _digest(df: Any) -> Any:
+    """As one text: each part of a column that is put together in Python is a call to the JVM."""
     from pyspark.sql import functions as F
 
-    values = [_hashable(field) for field in df.schema.jsonValue()["fields"]]
-    low = F.xxhash64(*values).bitwiseAND(F.lit((1 << _BITS) - 1))
-    return F.try_sum(low).alias("digest")
+    values = ", ".join(_hashable(field) for field in df.schema.jsonValue()["fields"])
+    return F.expr(f"try_sum(xxhash64({values}) & {(1 << _BITS) - 1}L)").alias("digest")
 
 
 def observed(rows: Any) -> tuple[Any, Callable[[], int | None]]:
@@ -36,11 +36,8 @@ def observed(rows: Any) -> tuple[Any, Callable[[], int | None]]:
     return rows.observe(watch, _digest(rows)), lambda: watch.get["digest"]
 
 
-def _hashable(field: dict[str, Any]) -> Any:
+def _hashable(field: dict[str, Any]) -> str:
     """Spark hashes neither maps nor variants."""
-    from pyspark.sql import functions as F
-
-    column, kind = F.col(quoted(field["name"])), json.dumps(field["type"])
-    if '"map"' in kind or '"variant"' in kind:
-        return F.to_json(F.struct(column))
-    return column
+    column, kind = quoted(field["name"]), json.dumps(field["type"])
+    is_hashed = '"map"' not in kind and '"variant"' not in kind
+    return column if is_hashed else f"to_json(struct({column}))"

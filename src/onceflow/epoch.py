@@ -114,9 +114,9 @@ class Epochs:
         self._rows = EpochRows(query, declared)
         self._running: RunningQuery | None = None
         self._busy = threading.Lock()
+        self.times = Times(query.folder / "onceflow", declared.keep_epochs)
         self._sweeper = ThreadPoolExecutor(1, thread_name_prefix="onceflow sweep")
         self._sweeping: Future[None] | None = None
-        self._times = Times(query.folder / "onceflow", declared.keep_epochs)
         self._stopping = False
 
     # ================================================================ opening
@@ -299,7 +299,7 @@ class Epochs:
         failure = self.sweep_failure()
         if failure is not None:
             raise failure
-        self._times.begin(epoch)
+        self.times.begin(epoch)
 
         # 1. check
         running, plan, offsets, entries = self._check(epoch)
@@ -353,7 +353,7 @@ class Epochs:
             sink.tidy()
         self._standing.published(end)
         self._reach("epoch.swept")
-        self._times.end(self._running)
+        self.times.end(self._running)
 
     def _check(self, epoch: int) -> tuple[RunningQuery, Plan, str, SourceEntries]:
         self.log.check()
@@ -464,7 +464,7 @@ class Epochs:
 
     def settle(self) -> None:
         """The job has ended."""
-        self._times.ask(self._running)
+        self.times.ask(self._running)
         self._standing.settle(self._last_end)
         if self.stop_after_epoch(timeout=0):  # else one hangs in them
             for _, sink in self._outputs:
@@ -483,7 +483,7 @@ class Epochs:
     def _reach(self, point: str, **facts: Any) -> None:
         """A fault point, with what a trace says about it."""
         reach(point, term=self.term, **facts)
-        self._times.passed(point)
+        self.times.passed(point)
 
     @property
     def _outputs(self) -> list[tuple[str, Sink]]:

@@ -24,7 +24,7 @@ from typing import Any
 
 from onceflow.errors import Fenced
 from onceflow.ledger import Committable, Guarantee, Position
-from onceflow.storage import NumberedLog, Put, Store
+from onceflow.storage import NumberedLog, Put, Store, View
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,10 @@ class EpochLog:
     def read(self) -> EpochLog:
         self._log.catch_up(self._view)
         return self
+
+    def follow(self, view: View) -> None:
+        """Tell a reader that keeps only what it wants all that came since it was told last."""
+        self._log.catch_up(view)
 
     @property
     def term(self) -> int:

@@ -45,7 +45,9 @@ class EpochRows:
         self._declared = declared
         late = declared.late
         self._outputs = {n: sink for n, sink in declared.outputs.items() if n not in late}
-        self._stager = Stager(self._outputs, declared.by, declared.schema, declared.on_bad)
+        self._stager = Stager(
+            self._outputs, declared.by, declared.schema, declared.on_bad, declared.columns
+        )
         self._operators: Operators | None = None
         if declared.keyed:
             from onceflow.operators import Operators  # loads Arrow
@@ -54,7 +56,9 @@ class EpochRows:
 
     def refuse_columns(self) -> None:
         """Say before the query starts what could not be staged later."""
-        refuse_columns(self._declared.schema, self._outputs, self._declared.by)
+        refuse_columns(
+            self._declared.schema, self._outputs, self._declared.by, self._declared.columns
+        )
 
     def refuse_state(self, last: Decision | None) -> None:
         """Keyed state that does not fit what is declared now."""

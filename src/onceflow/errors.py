@@ -49,6 +49,13 @@ class OnceflowError(Exception):
     def __str__(self) -> str:
         return f"{self.message}\n  fix: {self.hint}" if self.hint else self.message
 
+    def as_json(self) -> dict[str, Any]:
+        """As commands with `--json` and the HTTP API tell it."""
+        return {
+            "event": "error", "kind": type(self).__name__, "message": self.message,
+            "hint": self.hint, "exit_code": self.exit_code, "retryable": self.retryable,
+        }  # fmt: skip
+
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.message, self.hint))
 

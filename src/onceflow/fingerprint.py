@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from onceflow.job import import_root
+
 
 def fingerprint(function: Callable[..., Any]) -> str | None:
-    """SHA-256 of the file that has the function and of the files beside it that it imports, also
-    through others; in a notebook, of the function alone. None if there is no source.
+    """SHA-256 of the file that has the function and of the files beside it, or in its package, that
+    it imports, also through others; in a notebook, of the function alone. None if there is no
+    source.
 
     Neither what is installed nor what is read at run time is in it, nor where the files lie.
     """
@@ -32,7 +35,7 @@ def fingerprint(function: Callable[..., Any]) -> str | None:
 
 
 def _collect(file: Path, found: dict[str, bytes]) -> None:
-    root, left = file.parent, [file]
+    root, left = import_root(file), [file]
     while left:
         path = left.pop()
         name = str(path.relative_to(root)) if path != file else ""  # a renamed job file is the same

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -106,21 +106,26 @@ class Flow:
         to: Sink | Mapping[str, Sink],
         mode: str = "append",
         by: str | None = None,
+        columns: Mapping[str, Sequence[str]] | None = None,
         on_bad: str | None = None,
         guarantee: str | Mapping[str, str] = Guarantee.EXACTLY_ONCE,
     ) -> None:
         """Publish the rows of `df` to a sink, or to several that are decided together.
 
         Several: `to={"valid": …, "rejected": …}, by="outcome"`, where the column `by` names the
-        output of each row. `on_bad` names the output of rows that their own can never take (a null
-        key for a table, too large a message for a topic); without it they stop the job. `mode` is
-        Spark's output mode. `guarantee`: "exactly-once", or by choice "at-least-once" or
-        "at-most-once"; {output: guarantee} for several.
+        output of each row. `columns={"rejected": ["line", "reason"]}` says which columns an output
+        has, if not all of them; in rows of other outputs these may be null. `on_bad` names the
+        output of rows that their own can never take (a null key for a table, too large a message
+        for a topic); without it they stop the job. `mode` is Spark's output mode. `guarantee`:
+        "exactly-once", or by choice "at-least-once" or "at-most-once"; {output: guarantee} for
+        several.
         """
         check_name("output", name)
         if name in self.queries:
             raise JobError(f"two outputs are called {name!r}", hint="rename one")
-        declared = declare(name, df, to, mode=mode, by=by, on_bad=on_bad, guarantee=guarantee)
+        declared = declare(
+            name, df, to, mode=mode, by=by, columns=columns, on_bad=on_bad, guarantee=guarantee
+        )
         if self._fork is not None:
             declared = replace(declared, outputs=self._moved(name, declared.outputs))
         taken = {t: o for o, other in self.queries.items() for t in targets(other)}
@@ -165,6 +170,7 @@ def declare(
     *,
     mode: str,
     by: str | None,
+    columns: Mapping[str, Sequence[str]] | None,
     on_bad: str | None,
     guarantee: str | Mapping[str, str],
 ) -> Declared:
@@ -187,6 +193,7 @@ def declare(
             f"on_bad={on_bad!r} of output {name!r} is not one of several outputs",
             hint='to={"valid": …, "rejected": …}, by="outcome", on_bad="rejected"',
         )
+    chosen = _columns(name, outputs, columns or {}, on_bad)
     guarantees = _guarantees(outputs, guarantee)
     declared = Declared(
         df=df.df if isinstance(df, Keyed) else df,
@@ -194,6 +201,7 @@ def declare(
         mode=mode,
         by=by,
         on_bad=on_bad,
+        columns=chosen,
         guarantees=guarantees,
         keyed=steps,
         result=df.schema if isinstance(df, Keyed) else None,
@@ -210,6 +218,32 @@ def _late(name: str, steps: tuple[KeyedStep, ...], outputs: Mapping[str, Sink]) 
     if taken:
         raise JobError(f"two outputs of {name!r} are called {taken[0]!r}", hint="rename one")
     return found
+
+
+def _columns(
+    name: str,
+    outputs: Mapping[str, Sink],
+    asked: Mapping[str, Sequence[str]],
+    on_bad: str | None,
+) -> dict[str, tuple[str, ...]]:
+    strange = sorted(set(asked) - set(outputs))
+    if strange:
+        raise JobError(
+            f"columns= of {name!r} names output {strange[0]!r}, which is not there",
+            hint=f"outputs are {', '.join(outputs)}",
+        )
+    if asked and on_bad is not None:
+        raise JobError(
+            f"{name!r} has columns= and on_bad={on_bad!r}: a row that goes from one output to "
+            "another has the columns of the first",
+            hint="give all outputs all columns, or tell bad rows apart before the write",
+        )
+    texts = [output for output, names in asked.items() if isinstance(names, str)]
+    if texts:
+        raise JobError(
+            f"columns= of output {texts[0]!r} is a text", hint='write columns={"a": ["id", "at"]}'
+        )
+    return {output: tuple(names) for output, names in asked.items()}
 
 
 def _guarantees(

@@ -105,15 +105,27 @@ def load(spec: str) -> Job:
     return found[0]
 
 
+def import_root(file: Path) -> Path:
+    """The folder that its imports begin in: its own, or the one above its outermost package."""
+    folder = file.absolute().parent
+    while (folder / "__init__.py").is_file():
+        folder = folder.parent
+    return folder
+
+
 def _jobs_of(file: Path) -> list[Job]:
-    module_name = f"onceflow_job_{file.stem}"
+    root = import_root(file)
+    *packages, stem = file.absolute().relative_to(root).with_suffix("").parts
+    module_name = ".".join([*packages, stem]) if packages else f"onceflow_job_{stem}"
     spec = importlib.util.spec_from_file_location(module_name, file)
     if spec is None or spec.loader is None:
         raise JobError(f"{file} is not a Python file", hint="name the file of the job: JOB.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    sys.path.insert(0, str(file.parent.absolute()))
+    sys.path.insert(0, str(root))
     try:
+        if packages:
+            _import_package(".".join(packages), file)
+        sys.modules[module_name] = module
         spec.loader.exec_module(module)
     except SyntaxError as error:
         raise JobError(f"{error.filename}, line {error.lineno}: {error.msg}") from error
@@ -130,6 +142,16 @@ def _jobs_of(file: Path) -> list[Job]:
     if twice:
         raise JobError(f"{file} has two jobs called {', '.join(twice)}", hint="rename one")
     return list(found.values())
+
+
+def _import_package(name: str, file: Path) -> None:
+    """The package that a job file is in, not another one of that name."""
+    places = [Path(place).resolve() for place in importlib.import_module(name).__path__]
+    if file.resolve().parent not in places:
+        raise JobError(
+            f"{file} is in a package called {name}, and {name} is imported from {places[0]}",
+            hint="rename one of the two packages",
+        )
 
 
 def where(error: BaseException, file: Path) -> str:

@@ -13,9 +13,10 @@ from onceflow.schema import columns, quoted
 from onceflow.state.task import LATE, PART
 
 
-def with_late(rows: Any, step: KeyedStep, stood: Mapping[str, Any]) -> Any:
-    """Is a row late? By what stood before it in its own partition, in the order of offsets; so it
-    does not matter how rows fall into epochs. Without offsets: by the watermark."""
+def lateness(step: KeyedStep, stood: Mapping[str, Any]) -> list[Any]:
+    """The columns PART and LATE. Is a row late? By what stood before it in its own partition, in
+    the order of offsets; so it does not matter how rows fall into epochs. Without offsets: by the
+    watermark."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -25,13 +26,12 @@ def with_late(rows: Any, step: KeyedStep, stood: Mapping[str, Any]) -> Any:
     watermark = stood.get("watermark")
     floor = F.lit(watermark).cast("long")
     if not step.order:
-        rows = rows.withColumn(PART, F.lit(""))
+        part = F.lit("")
     else:
         *parts, offset = step.order
         named = [F.coalesce(F.col(quoted(p)).cast("string"), F.lit("")) for p in parts]
         part = F.to_json(F.array(*named)) if len(named) > 1 else named[0]
-        rows = rows.withColumn(PART, part)
-        ordered = Window.partitionBy(PART).orderBy(quoted(offset))
+        ordered = Window.partitionBy(part).orderBy(quoted(offset))
         # Rows of one offset (of an explode, say) do not judge each other.
         numbered = columns(step.rows)[offset] in ("byte", "short", "integer", "long")
         between = ordered.rangeBetween if numbered else ordered.rowsBetween
@@ -39,13 +39,13 @@ def with_late(rows: Any, step: KeyedStep, stood: Mapping[str, Any]) -> Any:
         seen = F.max(at).over(before)
         known = {part: latest for part, (latest, _) in known_partitions(step, stood).items()}
         if known:
-            pairs = [F.lit(x) for part, latest in known.items() for x in (part, latest)]
-            seen = F.greatest(seen, F.try_element_at(F.create_map(*pairs), F.col(PART)))
+            pairs = [F.lit(x) for name, latest in known.items() for x in (name, latest)]
+            seen = F.greatest(seen, F.try_element_at(F.create_map(*pairs), part))
         own = seen - F.lit(step.delay)
         # The watermark may be ahead of a partition that has not been read yet; that makes none of
         # its rows late. Of one that was idle it does, for timers have not waited for it.
         floor = own if step.idle is None else F.greatest(floor, own)
-    return rows.withColumn(LATE, F.coalesce(at < floor, F.lit(False)))
+    return [part.alias(PART), F.coalesce(at < floor, F.lit(False)).alias(LATE)]
 
 
 def known_partitions(step: KeyedStep, stood: Mapping[str, Any]) -> Mapping[str, list[int]]:

@@ -32,11 +32,11 @@ from onceflow.keyed import At, KeyedStep
 from onceflow.keyed_time import (
     idle_at,
     known_partitions,
+    lateness,
     next_due,
     next_watermark,
     partitions_seen,
     wake,
-    with_late,
 )
 from onceflow.ledger import Committable
 from onceflow.schema import arrow_schema, columns, quoted, spark_schema
@@ -295,12 +295,12 @@ class Operators:
         """The rows by task, each task's in the order of their places."""
         from pyspark.sql import functions as F
 
-        if step.delay is not None:
-            rows = with_late(rows, step, stood)
+        added = [] if step.delay is None else lateness(step, stood)
         kinds = columns(step.rows)
         small = ("byte", "short", "integer")  # so that they may become longs
         keys = (quoted(key) + "::long" * (kinds[key] in small) for key in step.by)
-        rows = rows.selectExpr("*", f"xxhash64({', '.join(keys)}) as {PLACE}")
+        added.append(F.expr(f"xxhash64({', '.join(keys)}) as {PLACE}"))
+        rows = rows.select("*", *added)  # at once: to build each plan takes longer than to run it
         task = F.expr(_task_of(PLACE, step.groups, tasks))
         # By offset, too: so rows of a key come in the same order when an epoch is run again.
         order = [F.col(quoted(column)) for column in step.order]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from onceflow.errors import JobError, SchemaMismatch
@@ -105,6 +105,14 @@ def plain_schema(schema: dict[str, Any]) -> str:
     """Spark's JSON without what Spark notes on columns for itself (watermarks, for one)."""
     fields = [{**field, "metadata": {}} for field in schema["fields"]]
     return json.dumps({**schema, "fields": fields}, separators=(",", ":"))
+
+
+def selected(schema: str, names: Sequence[str]) -> str:
+    """Spark's JSON of these columns alone, in this order."""
+    whole = json.loads(schema)
+    fields = {field["name"]: field for field in whole["fields"]}
+    some = {**whole, "fields": [fields[name] for name in names]}
+    return json.dumps(some, separators=(",", ":"))
 
 
 def nullable(schema: str) -> str:

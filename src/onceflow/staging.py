@@ -11,11 +11,12 @@ result of a task is that of its first attempt to succeed, and so is its state.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,16 @@ from onceflow.committables import (
     COMMITTER,
     NULL_FOLDER,
     describe,
+    folder_name,
+    keep_columns,
     read_staged,
     refuse_long_folder,
     set_apart,
+    split,
 )
 from onceflow.errors import BadRows, JobError
 from onceflow.ledger import Committable
-from onceflow.schema import arrow_schema, columns, leaf_types, nested_twice, quoted
+from onceflow.schema import arrow_schema, columns, leaf_types, nested_twice, quoted, selected
 from onceflow.sinks.base import Sink, Staged
 from onceflow.spark_inside import Load, RunningQuery
 from onceflow.storage import translate_disk_full
@@ -65,9 +69,16 @@ class Stager:
     """Stages one epoch after the other for the outputs of a query."""
 
     def __init__(
-        self, outputs: Mapping[str, Sink], by: str | None, schema: str, on_bad: str | None = None
+        self,
+        outputs: Mapping[str, Sink],
+        by: str | None,
+        schema: str,
+        on_bad: str | None = None,
+        columns_of: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
+        """`columns_of`: those of outputs that have not all."""
         self._outputs = outputs
+        self._columns_of = columns_of or {}
         self._on_bad = on_bad  # the output of rows that their own cannot take
         self._route_by = by
         self._schema = schema
@@ -95,9 +106,9 @@ class Stager:
             root, files = roots[name], found[name]
             self._learn(files)
             total = [total[0] + sum(f.rows for f in files), total[1] + sum(f.bytes for f in files)]
-            read = partial(read_staged, spark, root, self._schema, sink.by)
-            scratch = folder / f"{route}"
-            staged[name] = sink.stage(Staged(files, folder, scratch, tag, self._schema, read))
+            schema, scratch = self._schema_of(name), folder / f"{route}"
+            read = partial(read_staged, spark, root, schema, sink.by)
+            staged[name] = sink.stage(Staged(files, folder, scratch, tag, schema, read))
         self._last = (total[0], total[1], load.input)
         return staged
 
@@ -116,9 +127,7 @@ class Stager:
 
     @cached_property
     def _is_collectable(self) -> bool:
-        """Can the rows come to the driver as Arrow, and be put into folders as Spark would?"""
-        if any(sink.by and not sink.by_number for sink in self._outputs.values()):
-            return False
+        """Can the rows come to the driver as Arrow?"""
         try:
             arrow_schema(self._schema)
         except JobError:
@@ -126,25 +135,38 @@ class Stager:
         return True
 
     def _collect(self, rows: Any, root: Path) -> None:
-        import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
         table = rows.toArrow()
         parts = [(root, table)]
         for name in _folder_columns(table.column_names):
-            split = []
-            for folder, part in parts:
-                for value in part.column(name).unique():
-                    column = part.column(name)
-                    same = pc.equal(column, value) if value.is_valid else pc.is_null(column)
-                    text = str(value) if value.is_valid else NULL_FOLDER
-                    chosen = part.filter(same).drop_columns([name])
-                    split.append((folder / f"{name}={text}", chosen))
-            parts = split
+            parts = [
+                (folder / folder_name(name, value), chosen)
+                for folder, part in parts
+                for value, chosen in split(part, name)
+            ]
+        roots = self._roots(root)
+        fewer = {roots[name]: list(names) for name, names in self._columns_of.items()}
         with translate_disk_full(root):
             for folder, part in parts:
-                folder.mkdir(parents=True, exist_ok=True)
-                pq.write_table(part, folder / f"part-{uuid.uuid4()}.parquet")
+                names = next((n for at, n in fewer.items() if folder.is_relative_to(at)), None)
+                self._make(folder, root)
+                chosen = part if names is None else part.select(names)
+                pq.write_table(chosen, folder / f"part-{uuid.uuid4()}.parquet")
+
+    def _make(self, folder: Path, root: Path) -> None:
+        if "\0" in str(folder):
+            raise BadRows(
+                f"a value of {folder.name.replace(chr(0), '?')!r} has a null character in it, and "
+                "no folder can be called so",
+                hint="take it out before the write: F.translate(column, chr(0), '')",
+            )
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                self._refuse_long_folder(str(folder), root)
+            raise
 
     def _write(self, rows: Any, root: Path, running: RunningQuery | None) -> None:
         set_for_writing(rows.sparkSession)
@@ -160,21 +182,23 @@ class Stager:
             try:
                 rows.write.options(**options).partitionBy(*folders).parquet(str(root))
             except (Py4JError, PySparkException) as error:
-                self._refuse_long_folder(str(error), root)
+                # Of a folder whose name is too long Spark says only that it could not be made.
+                said = r"Mkdirs failed to create (.*?)(?: \(exists=|$)"
+                if failed := re.search(said, str(error), re.MULTILINE):
+                    self._refuse_long_folder(failed[1], root)
                 raise
         elif running is None:
             rows.write.options(**options).parquet(str(root))
         else:
             running.write_parquet(root, options)
+        roots = self._roots(root)
+        for name, names in self._columns_of.items():
+            keep_columns(roots[name], names)
 
-    def _refuse_long_folder(self, said: str, root: Path) -> None:
-        """Spark says of a folder whose name is too long only that it could not be made."""
-        failed = re.search(r"Mkdirs failed to create (.*?)(?: \(exists=|$)", said, re.MULTILINE)
-        if failed is None:
-            return
-        route = re.search(rf"/{_ROUTE}=(\d+)/", failed[1])
+    def _refuse_long_folder(self, folder: str, root: Path) -> None:
+        route = re.search(rf"/{_ROUTE}=(\d+)/", folder)
         sink = list(self._outputs.values())[int(route[1]) if route else 0]
-        for name in failed[1].split("/"):
+        for name in folder.split("/"):
             if by := re.match(rf"{_BY}(\d+)=", name):
                 refuse_long_folder(name, sink.by[int(by[1])], str(sink), root)
 
@@ -182,6 +206,10 @@ class Stager:
     def _by_columns(self) -> int:
         """A sink may know only when it was fenced: a log says itself what its key is."""
         return max((len(sink.by) for sink in self._outputs.values()), default=0)
+
+    def _schema_of(self, output: str) -> str:
+        names = self._columns_of.get(output)
+        return self._schema if names is None else selected(self._schema, names)
 
     @property
     def _routed(self) -> bool:
@@ -191,14 +219,11 @@ class Stager:
         from pyspark.sql import functions as F
 
         rows = batch
-        route = F.lit(0)
         if self._routed:
             assert self._route_by is not None
-            value = F.col(quoted(self._route_by))
-            route = F.lit(_NOWHERE)
-            for number, name in enumerate(self._outputs):
-                route = F.when(value == F.lit(name), F.lit(number)).otherwise(route)
-            rows = rows.withColumn(_ROUTE, route)
+            routes = " ".join(f"when '{name}' then {n}" for n, name in enumerate(self._outputs))
+            value = quoted(self._route_by)
+            rows = rows.withColumn(_ROUTE, F.expr(f"case {value} {routes} else {_NOWHERE} end"))
         for i in range(self._by_columns):
             folder = F.lit(None).cast("string")
             for number, sink in enumerate(self._outputs.values()):
@@ -280,7 +305,12 @@ def _folder_columns(names: list[str]) -> list[str]:
     return [name for name in names if name.startswith((_ROUTE, _BY))]
 
 
-def refuse_columns(schema: str, outputs: Mapping[str, Sink], by: str | None) -> None:
+def refuse_columns(
+    schema: str,
+    outputs: Mapping[str, Sink],
+    by: str | None,
+    columns_of: Mapping[str, Sequence[str]] | None = None,
+) -> None:
     """Say before the query starts what could not be staged later."""
     names = [field["name"] for field in json.loads(schema)["fields"]]
     lowered = [name.lower() for name in names]
@@ -314,3 +344,13 @@ def refuse_columns(schema: str, outputs: Mapping[str, Sink], by: str | None) -> 
             )
         if columns(schema).get(by) != "string":
             raise JobError(f"by={by!r} must be a string column of the rows", hint="add or cast it")
+    for output, chosen in (columns_of or {}).items():
+        missing = [name for name in chosen if name not in kinds]
+        if missing or not chosen or len(set(chosen)) != len(chosen):
+            raise JobError(
+                f"columns= of output {output!r}: the rows have no column {', '.join(missing)}"
+                if missing
+                else f"columns= of output {output!r} names none, or one twice",
+                hint=f"the rows have {', '.join(names)}",
+            )
+        arrow_schema(selected(schema, chosen))  # these are taken out of the files by Arrow

@@ -21,9 +21,11 @@ from pyspark.sql import functions as F
 
 import onceflow
 from onceflow import Flow, Handle, sources
+from onceflow.committables import NULL_FOLDER
 from onceflow.errors import BadRows, Damaged, JobError, TargetForeign
 from onceflow.home import JobFolder
 from onceflow.sinks import Files
+from onceflow.staging import Stager
 from onceflow.testing import faults
 
 SCHEMA = "id long, land string"
@@ -138,16 +140,27 @@ ODD = ["", None, "/", "a/b", "=", "a=b", " ", "a b", "..", "%2F", "100%", "grÃ¶Ã
 
 @pytest.mark.parametrize("format", ["parquet", "json"])
 def test_values_that_make_folders_come_back_as_they_were(
-    format: str, world: World, spark: SparkSession
+    format: str, world: World, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.add(list(enumerate(ODD)))
+    collected = []
+
+    def collect(*args: Any, collect: Callable[..., None] = Stager._collect) -> None:
+        collected.append(collect(*args))
+
+    monkeypatch.setattr(Stager, "_collect", collect)
+    rows = list(enumerate(ODD * 2))
+    world.add(rows[: len(ODD)])  # an epoch that Spark writes
+    world.add(rows[len(ODD) :])  # and one that is collected
 
     def twice(rows: DataFrame) -> DataFrame:
         return rows.withColumn("even", F.col("id") % 2 == 0)
 
     world.live(Files(world.out, format=format, by=["land", "even"]), twice)
-    expected = [(i, value, i % 2 == 0) for i, value in enumerate(ODD)]
+    expected = [(i, value, i % 2 == 0) for i, value in rows]
     assert rows_of(Files.read(spark, world.out)) == sorted(expected, key=str)
+    assert (world.decided(), len(collected)) == (2, 1)
+    files = Counter(p.relative_to(world.out).parts[0] for p in data_files(world.out))
+    assert all(count == 2 for land, count in files.items() if land != f"land={NULL_FOLDER}"), files
     folders = {p.relative_to(world.out).parts[:2] for p in data_files(world.out)}
     assert ("land=a%2Fb", "even=false") in folders
     assert ("land=01", "even=true") in folders
@@ -179,21 +192,33 @@ def test_outputs_of_one_query_have_folders_of_their_own(world: World, spark: Spa
 @pytest.mark.parametrize(
     ("column", "length", "size"),
     [
-        ("land", 250, 264),  # Spark cannot stage it
+        ("land", 250, 264),  # it cannot be staged
         ("the_land_in_which_they_live", 240, 268),  # it is staged, and cannot be published
     ],
 )
+@pytest.mark.parametrize("before", [0, 1], ids=["written", "collected"])
 def test_a_value_that_no_folder_can_be_called_by_is_refused_before_the_decision(
-    world: World, spark: SparkSession, column: str, length: int, size: int
+    world: World, spark: SparkSession, *, column: str, length: int, size: int, before: int
 ) -> None:
+    for _ in range(before):  # the first epoch of a driver is written by Spark
+        world.add([(0, "x")])
     world.add([(1, "x"), (2, "y" * length)])
     out = Files(world.out, by=column)
     with pytest.raises(BadRows, match=f"column {column} would make .* {size} bytes") as caught:
         world.live(out, lambda rows: rows.withColumnRenamed("land", column))
     assert f"shorten {column}" in caught.value.hint
-    assert world.decided() == 0
+    assert world.decided() == before
     world.live(out, lambda rows: rows.select("id", F.substring("land", 1, 200).alias(column)))
-    assert rows_of(Files.read(spark, world.out)) == [(1, "x"), (2, "y" * 200)]
+    expected = [(0, "x")] * before + [(1, "x"), (2, "y" * 200)]
+    assert rows_of(Files.read(spark, world.out)) == expected
+
+
+def test_a_null_character_is_refused_before_the_decision(world: World) -> None:
+    world.add([(0, "x")])
+    world.add([(1, "a\0b")])
+    with pytest.raises(BadRows, match="null character"):
+        world.live(Files(world.out, by="land"))
+    assert world.decided() == 1
 
 
 def test_a_long_value_is_told_of_the_output_that_it_is_for(world: World) -> None:

@@ -178,6 +178,25 @@ DECLARATIONS: dict[str, tuple[Callable[[Flow, World], object], str]] = {
         lambda f, w: f.write("x", w.rows(f), to={"a": w.to_files()}, by="key", on_bad="rejected"),
         "on_bad='rejected' of output 'x' is not one of several outputs",
     ),
+    "columns of an output that is not there": (
+        lambda f, w: f.write("x", w.rows(f), to=w.to_files(), columns={"y": ["id"]}),
+        "columns= of 'x' names output 'y', which is not there",
+    ),
+    "columns that are a text": (
+        lambda f, w: f.write("x", w.rows(f), to=w.to_files(), columns={"x": "id"}),
+        "columns= of output 'x' is a text",
+    ),
+    "columns of their own, and one output for the bad rows of another": (
+        lambda f, w: f.write(
+            "x",
+            w.rows(f),
+            to={"a": w.to_files("a"), "b": w.to_files("b")},
+            by="key",
+            columns={"a": ["id"]},
+            on_bad="b",
+        ),
+        "has the columns of the first",
+    ),
     "no sink at all": (lambda f, w: f.write("x", w.rows(f), to={}), "{}, which is not a sink"),
     "an output name that is no folder": (
         lambda f, w: f.write("../x", w.rows(f), to=w.to_files()),
@@ -243,6 +262,16 @@ STARTS: dict[str, tuple[Callable[[DataFrame], DataFrame], dict[str, Any], str]] 
         "by='outcome' must be a string column",
     ),
     "by a number": (lambda r: r, {"to": "ab", "by": "id"}, "by='id' must be a string column"),
+    "columns that the rows do not have": (
+        lambda r: r,
+        {"columns": {"out": ["id", "amount"]}},
+        "columns= of output 'out': the rows have no column amount",
+    ),
+    "a column for an output twice": (
+        lambda r: r,
+        {"columns": {"out": ["id", "id"]}},
+        "columns= of output 'out' names none, or one twice",
+    ),
     "files in update mode": (
         lambda r: r.groupBy("key").count(),
         {"mode": "update"},
@@ -362,6 +391,38 @@ def test_every_row_is_in_exactly_its_output_with_every_value_as_it_was(world: Wo
     ledger = sinks.Files(world.root / "unused").published("flow/routed/unused")
     assert ledger.position is not None
     assert ledger.position.epoch == 1  # an output without rows follows the others
+
+
+def test_each_output_has_its_own_columns(world: World, spark: SparkSession) -> None:
+    """Whoever writes the files: the first epoch is written by Spark, the second by the driver."""
+
+    def declare(flow: Flow) -> None:
+        outcomes = F.expr("if(id < 30, array('low', 'log'), array('high'))")
+        routed = world.rows(flow).select(
+            "*", F.expr("id * 2").alias("doubled"), F.explode(outcomes).alias("outcome")
+        )
+        to = {
+            "low": sinks.Files(world.root / "low", by=["key"]),
+            "high": world.to_table("high", key="id"),
+            "log": sinks.Log(world.root / "log", key="id", partitions=2),
+        }
+        columns = {"low": ["key", "id"], "high": ["at", "id"], "log": ["doubled", "id"]}
+        flow.write("routed", routed, to=to, by="outcome", columns=columns)
+
+    world.add(range(20))
+    world.add(range(20, 40))
+    world.live(declare)
+    assert sorted(world.files("low"), key=str) == sorted(
+        ((key_of(i), i) for i in range(30)), key=str
+    )
+    plain = spark.read.option("recursiveFileLookup", "true").parquet(str(world.root / "low"))
+    assert plain.columns == ["key", "id"]
+    assert sorted(i for _, i in world.table("high")) == list(range(30, 40))
+    log = sources.Log(world.root / "log").read(spark)
+    assert log.columns[:2] == ["doubled", "id"]
+    assert sorted(map(tuple, log.select("doubled", "id").collect())) == [
+        (2 * i, i) for i in range(30)
+    ]
 
 
 def test_rows_without_an_output_stop_the_job_and_nothing_is_decided(world: World) -> None:

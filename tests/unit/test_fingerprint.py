@@ -49,6 +49,18 @@ def test_what_the_author_wrote_changes_it_and_nothing_else(tmp_path: Path) -> No
         assert of(file) == first
 
 
+def test_modules_of_the_package_of_a_job_count(tmp_path: Path) -> None:
+    folder = tmp_path / "stall_of_a_test"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "world.py").write_text("two = 2\n")
+    text = JOB.replace("import helping", "").replace("parts.one", "stall_of_a_test.world")
+    (folder / "job.py").write_text(text)
+    first = of(folder / "job.py")
+    (folder / "world.py").write_text("two = 3\n")
+    assert of(folder / "job.py") != first
+
+
 def test_where_the_files_lie_does_not_matter(tmp_path: Path) -> None:
     first = of(written(tmp_path / "a"))
     shutil.move(tmp_path / "a", tmp_path / "b")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import pickle
 import re
 from pathlib import Path
@@ -15,8 +16,9 @@ import onceflow.sources
 import onceflow.state
 from onceflow import Job, errors, job
 from onceflow.errors import JobError, OnceflowError
-from onceflow.job import load, milliseconds
+from onceflow.job import import_root, load, milliseconds
 from onceflow.names import check_name
+from onceflow.runtime.driver import find_by_workers
 
 JOB = """
 from onceflow import job
@@ -141,6 +143,38 @@ def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         file(tmp_path / folder, one(folder))
     assert [load(str(tmp_path / f / "jobs.py")).name for f in ("a", "b", "a")] == ["a", "b", "a"]
+
+
+def package(root: Path, name: str, *, job: str) -> str:
+    (root / name / "jobs").mkdir(parents=True)
+    file(root / name, "", "__init__.py")
+    file(root / name, f"NAME = {job!r}\n", "names.py")
+    file(root / name / "jobs", "", "__init__.py")
+    imports = f"from {name}.names import NAME\nfrom ..names import NAME as SAME\n"
+    text = one("NAME").replace('"NAME"', "NAME")
+    return file(root / name / "jobs", f"{imports}assert SAME == NAME\n{text}", "first.py")
+
+
+def test_a_job_in_a_package_imports_its_package_from_the_folder_above(tmp_path: Path) -> None:
+    path = package(tmp_path, "shop_of_a_test", job="in-a-package")
+    assert import_root(Path(path)) == tmp_path
+    found = load(path)
+    assert found.name == "in-a-package"
+    assert found.declare.__module__ == "shop_of_a_test.jobs.first"
+    assert load(path).name == "in-a-package"  # a driver loads it twice
+
+
+def test_two_packages_of_one_name_are_not_mixed_up(tmp_path: Path) -> None:
+    assert load(package(tmp_path / "a", "twin_of_a_test", job="a")).name == "a"
+    error = refused(package(tmp_path / "b", "twin_of_a_test", job="b"))
+    assert "is in a package called twin_of_a_test" in error.message
+    assert str(tmp_path / "a") in error.message
+
+
+def test_workers_find_the_package_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    find_by_workers(package(tmp_path, "found_by_a_test", job="a"))
+    assert os.environ["PYTHONPATH"].split(os.pathsep) == [str(tmp_path), "/elsewhere"]
 
 
 # ---------------------------------------------------------------- declaring

@@ -41,7 +41,6 @@ class Sink(ABC):
     modes: ClassVar[tuple[str, ...]] = ("append",)
     shared: ClassVar[bool] = False  # may several outputs have it as their target?
     by: tuple[str, ...] = ()  # what makes sub-folders of the target
-    by_number: ClassVar[bool] = False  # are these sub-folders numbered?
     roll_bytes: int | None = None  # about how large one staged file may become
     rewinds: bool = False  # does it have `rewind`?
     no_rewind: str = ""  # why not, where there is more to say

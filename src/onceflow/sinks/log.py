@@ -37,7 +37,6 @@ class Log(FolderSink):
 
     modes = ("append", "update")
     shared = True
-    by_number = True
     rewinds = True
     place = "path"
 

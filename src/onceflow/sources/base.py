@@ -48,6 +48,11 @@ class Source(ABC):
     def settle(self) -> None:
         """The job ends: what `published` left for later is done now, or never."""
 
+    def origin(self) -> dict[str, Any]:
+        """Its kind, and where its rows come from, for people and for joining jobs. No secrets."""
+        path = getattr(self, "path", None)
+        return {"kind": type(self).__name__.lower(), "place": None if path is None else str(path)}
+
     def rejected(self, spark: SparkSession, name: str) -> DataFrame:
         """The rows that cannot be parsed; only asked for if `on_bad` is a sink."""
         raise JobError(f"{type(self).__name__} has no rows to reject", hint='leave on_bad="stop"')

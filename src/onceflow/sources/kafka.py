@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+# A range that ends with the mark of a transaction is read to its end by one more fetch, and that
+# waits behind one that asks for what is not there yet: half a second a partition by default.
+_FETCH_WAIT_MS = "10"
 _ISOLATION = ("read_committed", "read_uncommitted")
 _EARLIEST = -2  # as Spark's connector writes it
 _SETTLE = 2.0  # seconds
@@ -97,6 +100,12 @@ class Kafka(Source):
         wanted = self.topics
         names = wanted.pattern if isinstance(wanted, re.Pattern) else ",".join(wanted)
         return f"Kafka({names!r}, servers={self.servers!r})"
+
+    def origin(self) -> dict[str, Any]:
+        wanted = self.topics
+        topics = [] if isinstance(wanted, re.Pattern) else wanted
+        place = wanted.pattern if isinstance(wanted, re.Pattern) else ",".join(wanted)
+        return {"kind": "kafka", "place": place, "topics": topics, "servers": self.servers}
 
     # .............................................................. where it begins
 
@@ -182,6 +191,7 @@ class Kafka(Source):
             "startingOffsets": self._starting_offsets(),
             "failOnDataLoss": "true",
             "includeHeaders": "true",
+            "kafka.fetch.max.wait.ms": _FETCH_WAIT_MS,
             **for_spark(self._settings),
             "kafka.bootstrap.servers": self.servers,
             "kafka.isolation.level": self.isolation,

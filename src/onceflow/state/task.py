@@ -310,7 +310,7 @@ def _distinct(places: np.ndarray, keys: pa.Table) -> tuple[np.ndarray, pa.Table,
     if not len(places):
         return places, keys, np.zeros(0, np.int64)
     order = None
-    if (np.diff(places) < 0).any():
+    if (places[1:] < places[:-1]).any():  # their difference may not fit into a long
         order = np.argsort(places, kind="stable")
         places, keys = places[order], keys.take(pa.array(order))
     first = np.empty(len(places), bool)
