@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -238,6 +238,7 @@ def write(
     home: str | os.PathLike[str] = DEFAULT_HOME,
     mode: str = "append",
     by: str | None = None,
+    columns: Mapping[str, Sequence[str]] | None = None,
     on_bad: str | None = None,
     once: bool = False,
     every: str = "1 second",
@@ -249,7 +250,9 @@ def write(
     as in `@job`."""
     session = _session((df.df if isinstance(df, Keyed) else df).sparkSession, None)
     folder = JobFolder(home, name)
-    declared = declare(name, df, to, mode=mode, by=by, on_bad=on_bad, guarantee=guarantee)
+    declared = declare(
+        name, df, to, mode=mode, by=by, columns=columns, on_bad=on_bad, guarantee=guarantee
+    )
     declared = replace(declared, digests=digests)
     return _start(
         session, folder, {name: declared}, _trigger(every, once), take_over=take_over

@@ -12,6 +12,8 @@
 <home>/<job>/lineages/<id>/<query>/onceflow/times.jsonl  how long the last epochs took
 <home>/<job>/importing/                    what `onceflow state import` makes, until it is a lineage
 <home>/<job>/stop/                         who is asked to stop, and has: `runtime/stopping.py`
+<home>/<job>/progress.json, events.jsonl   for whoever looks: `runtime/journal.py`
+<home>/_boards/, _verify/, _audit.jsonl    what the page shows and records: `web/`
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How long each step of the last epochs took and how many rows went in: kept for people to look at.
 
-`onceflow/times.jsonl` of a query has a line for each epoch that was published, and one more when
-Spark has reported on it. Nothing depends on it: it is not made durable, and what a crash takes is
-not written again.
+`onceflow/times.jsonl` of a query has a line for each epoch that was published, with when it began,
+and one more when Spark has reported on it. Nothing depends on it: it is not made durable, and what
+a crash takes is not written again.
 """
 
 from __future__ import annotations
@@ -10,16 +10,51 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
 from collections import deque
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+from onceflow.home import now
 
 _FILE = "times.jsonl"
 _STEPS = {
     "epoch.checked": "check", "epoch.staged": "stage", "epoch.hardened": "harden",
     "epoch.decided": "decide", "epoch.published": "publish", "epoch.swept": "sweep",
 }  # fmt: skip
+TO_PUBLISHED = tuple(_STEPS.values())[:-1]
+# Seconds; the upper ends of the classes in which times to committed are counted.
+CLASSES = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+@dataclass
+class Sums:
+    """Of all epochs of one driver, in seconds. Only grow."""
+
+    steps: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_STEPS.values(), 0.0))
+    epochs: int = 0
+    to_published: float = 0.0
+    classes: list[int] = field(default_factory=lambda: [0] * len(CLASSES))  # at most so long
+
+    def add(self, took: dict[str, float]) -> None:
+        for step, ms in took.items():
+            self.steps[step] += ms / 1000
+        seconds = sum(took.get(step, 0.0) for step in TO_PUBLISHED) / 1000
+        self.epochs += 1
+        self.to_published += seconds
+        for i, most in enumerate(CLASSES):
+            self.classes[i] += seconds <= most
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "steps_s": {step: round(seconds, 4) for step, seconds in self.steps.items()},
+            "committed_s": {
+                "epochs": self.epochs, "sum": round(self.to_published, 4),
+                "at_most": [list(pair) for pair in zip(CLASSES, self.classes, strict=True)],
+            },
+        }  # fmt: skip
 
 
 class Reports(Protocol):
@@ -33,12 +68,14 @@ class Times:
     def __init__(self, folder: Path, keep: int) -> None:
         self._path, self._keep = folder / _FILE, keep
         self._lines: int | None = None  # in the file
-        self._epoch, self._at = -1, 0.0
+        self._epoch, self._at, self._began = -1, 0.0, ""
         self._took: dict[str, float] = {}
+        self.sums = Sums()
         self._unreported: deque[int] = deque(maxlen=3)
+        self._asking = threading.Lock()  # the end of an epoch and that of the job may meet
 
     def begin(self, epoch: int) -> None:
-        self._epoch, self._at, self._took = epoch, time.monotonic(), {}
+        self._epoch, self._at, self._took, self._began = epoch, time.monotonic(), {}, now()
 
     def passed(self, point: str) -> None:
         """A fault point, which stands at the end of a step."""
@@ -49,12 +86,18 @@ class Times:
 
     def end(self, running: Reports | None) -> None:
         """The epoch is published and swept. Spark reports on it a moment later."""
-        self._unreported.append(self._epoch)
-        self._write({"epoch": self._epoch, "ms": self._took})
+        with self._asking:
+            self._unreported.append(self._epoch)
+        self._write({"epoch": self._epoch, "at": self._began, "ms": self._took})
+        self.sums.add(self._took)
         self.ask(running)
 
     def ask(self, running: Reports | None) -> None:
         """Write what Spark has reported since."""
+        with self._asking:
+            self._ask(running)
+
+    def _ask(self, running: Reports | None) -> None:
         for epoch in list(self._unreported):
             found = None
             with contextlib.suppress(Exception):  # Spark may be going: that is noticed elsewhere

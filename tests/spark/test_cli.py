@@ -40,6 +40,7 @@ from onceflow.cli.screen import live_lines
 from onceflow.runtime import driver
 from onceflow.runtime.lease import Lease, host_name
 from onceflow.runtime.progress import ProgressMeter, QueryProgress
+from onceflow.times import Sums
 
 HEAD = "from onceflow import job, sources\nfrom onceflow.sinks import Files\n"
 
@@ -413,7 +414,14 @@ class Clockwork:
         self.now = 1_000_000.0
         self.reports: list[dict[str, Any]] = []
         log = SimpleNamespace(decisions=[], last=None)
-        self.epochs = SimpleNamespace(log=log, opened_at=None, published_at=None)
+        declared = SimpleNamespace(outputs={"out": None}, on_bad=None)
+        self.epochs = SimpleNamespace(
+            log=log,
+            opened_at=None,
+            published_at=None,
+            declared=declared,
+            times=SimpleNamespace(sums=Sums()),
+        )
         self.query = SimpleNamespace(recentProgress=self.reports, lastProgress=None)
         handle: Any = SimpleNamespace(started={"q": self})
         self.meter = ProgressMeter(handle, lambda: self.now)
@@ -426,8 +434,9 @@ class Clockwork:
         self.now += took
         source = {"lines": {str(number): [json.dumps({"timestamp": written * 1000})]}}
         log.last = SimpleNamespace(
-            epoch=number, rows=rows // 2, at=began, watermark=0, sources=source
-        )
+            epoch=number, rows=rows // 2, at=began, watermark=0, sources=source,
+            keyed={}, outputs={"out": SimpleNamespace(files=[SimpleNamespace(rows=rows // 2)])},
+        )  # fmt: skip
         log.decisions.append(log.last)
         self.epochs.published_at = self.now
         self.reports.append({
@@ -456,6 +465,7 @@ def test_a_query_that_keeps_up_has_a_steady_rate_and_a_small_lag() -> None:
     assert steady.rows_in_per_s == pytest.approx(1000, rel=0.1)
     assert steady.rows_out_per_s == pytest.approx(500, rel=0.1)
     assert (steady.rows_in, steady.rows_out, steady.epochs) == (100_000, 50_000, 100)
+    assert steady.outputs == {"out": 50_000}
     query.idle(5)
     idle = query.idle(15)
     assert (idle.lag_s, idle.rows_in_per_s, idle.rows_out_per_s) == (0, 0, 0)

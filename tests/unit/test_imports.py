@@ -42,7 +42,7 @@ LIBRARIES = {"pyarrow", "numpy"}  # for what runs in executors
 CLIENTS = {"confluent_kafka", "psycopg"}  # of servers, imported when one is talked with
 # Classes that Spark derives from, and job files, which nobody imports.
 USE_SPARK = {
-    ROOT / "sources" / "log_stream.py", ROOT / "sources" / "ticks.py", ROOT / "demo" / "ads.py",
+    ROOT / "sources" / "log_stream.py", ROOT / "sources" / "ticks.py",
     ROOT / "verify" / "matrix.py",
 }  # fmt: skip
 

@@ -46,6 +46,21 @@ def test_steps_and_reports_come_together(tmp_path: Path) -> None:
     assert list(known["ms"]) == ["check", "stage", "harden", "decide", "publish", "sweep"]
 
 
+def test_when_an_epoch_began_is_kept_and_all_times_are_summed_up(tmp_path: Path) -> None:
+    times = Times(tmp_path, 2)
+    for epoch in range(3):
+        run(times, epoch, Gone())
+    began = [told["at"] for told in read_times(tmp_path).values()]
+    assert began == sorted(began)
+    assert all(at.endswith("Z") for at in began)
+    sums = times.sums.as_json()
+    assert list(sums["steps_s"]) == ["check", "stage", "harden", "decide", "publish", "sweep"]
+    assert sums["committed_s"]["epochs"] == 3
+    counts = [epochs for _, epochs in sums["committed_s"]["at_most"]]
+    assert counts == sorted(counts)
+    assert counts[-1] == 3
+
+
 def test_the_newest_are_kept_through_restarts(tmp_path: Path) -> None:
     for epoch in range(50):
         spark = Spark()

@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 from onceflow.cli.output import home_option, json_option, number, show, table
-from onceflow.cli.status import chosen
 from onceflow.errors import JobError, OnceflowError
 from onceflow.home import JobFolder
 from onceflow.job import load
+from onceflow.runtime.status import chosen
 from onceflow.session import get_session
 from onceflow.snapshots.lineages import find
 from onceflow.snapshots.look import look

@@ -9,14 +9,14 @@ import click
 
 from onceflow.cli.output import home_option, json_option, show, table
 from onceflow.cli.restore import plan_option
-from onceflow.cli.savepoint import find
-from onceflow.cli.status import chosen
 from onceflow.errors import CheckpointRefused, JobError
 from onceflow.home import JobFolder
+from onceflow.runtime.status import chosen
 from onceflow.runtime.stopping import who
 from onceflow.snapshots.cuts import Cut, cut_of
 from onceflow.snapshots.fork import Fork
 from onceflow.snapshots.history import History
+from onceflow.snapshots.told import find
 
 _TRIES = 5
 

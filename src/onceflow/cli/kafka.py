@@ -7,10 +7,10 @@ from typing import Any
 import click
 
 from onceflow.cli.output import home_option, json_option, number, show, table
-from onceflow.cli.status import chosen
 from onceflow.errors import LeaseHeld
 from onceflow.home import JobFolder, Query
 from onceflow.runtime.lease import Lease
+from onceflow.runtime.status import chosen
 from onceflow.sinks import Kafka, open_target
 
 

@@ -7,11 +7,8 @@ from typing import Any
 import click
 
 from onceflow.cli.output import home_option, json_option, show, table
-from onceflow.cli.status import chosen
-from onceflow.errors import OnceflowError
-from onceflow.home import JobFolder, Query
-from onceflow.ledger import Guarantee
-from onceflow.sinks import open_target
+from onceflow.runtime.ledgers import ledger
+from onceflow.runtime.status import chosen
 
 
 @click.command("ledger")
@@ -21,49 +18,6 @@ from onceflow.sinks import open_target
 def command(job: str, home: str, as_json: bool) -> None:
     """What each target itself says is published, beside what the epoch log decided."""
     show(ledger(chosen(home, job)[0]), as_json=as_json, text=_text)
-
-
-def ledger(folder: JobFolder) -> list[dict[str, Any]]:
-    found = []
-    for query in folder.queries():
-        log = query.epoch_log().read()
-        decided = log.last.epoch if log.last else None
-        outputs = (log.leader or {}).get("outputs") or {}
-        found += [_output(query, name, target, decided) for name, target in outputs.items()]
-    return found
-
-
-def _output(
-    query: Query, output: str, target: dict[str, Any], decided: int | None
-) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "query": query.name, "output": output, "decided": decided, "published": None,
-        "term": None, "lineage": None, "guarantee": target.get("guarantee"),
-        "target": str(target.get("kind")), "says": "",
-    }  # fmt: skip
-    try:
-        sink = open_target({key: value for key, value in target.items() if key != "guarantee"})
-        if sink is None:
-            row["says"] = "a sink that this command cannot open"
-            return row
-        said = sink.published(f"{query.job}/{query.name}/{output}")
-    except OnceflowError as error:
-        row["says"] = error.message
-        return row
-    row.update(target=str(sink), term=said.term)
-    if said.position is not None:
-        row.update(lineage=said.position.lineage, published=said.position.epoch)
-    exact = row["guarantee"] == Guarantee.EXACTLY_ONCE
-    row["says"] = _compare(decided, row["published"]) if exact else "keeps no ledger, by choice"
-    return row
-
-
-def _compare(decided: int | None, published: int | None) -> str:
-    if decided == published:
-        return "all that is decided is published"
-    if published is None or (decided is not None and published < decided):
-        return "behind: the next start publishes the rest, or says why it can't"
-    return "ahead of the epoch log: this home was set back, or is a copy"
 
 
 def _text(rows: list[dict[str, Any]]) -> str:

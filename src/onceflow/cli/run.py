@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import click
 
 from onceflow.cli.output import home_option, json_option
 from onceflow.cli.screen import screen_for
+from onceflow.home import now
 from onceflow.runtime.supervisor import Supervisor
 
 
@@ -28,10 +32,11 @@ from onceflow.runtime.supervisor import Supervisor
     help='How often an epoch begins, such as "500ms"; else what the job says.',
 )
 @click.option("--take-over", is_flag=True, help="End the driver that leads now, and replace it.")
+@click.option("--page", is_flag=True, help="Serve the page of the home while it runs.")
 @json_option
 def command(  # noqa: PLR0917 - one parameter for each option
     job: str, home: str, fork: str | None, once: bool, master: str | None, every: str | None,
-    take_over: bool, as_json: bool,
+    take_over: bool, page: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Run a job. It is started again when it fails and that can help; SIGINT (Ctrl-C) and SIGTERM
     stop it at an epoch's end. Kill it as you like: the next run goes on exactly where it stood.
@@ -46,4 +51,20 @@ def command(  # noqa: PLR0917 - one parameter for each option
         arguments += [f"{option}={value}"] if value is not None else []
     arguments += ["--once"] if once else []
     arguments += ["--take-over"] if take_over else []
-    sys.exit(Supervisor(arguments, screen_for(as_json=as_json)).run())
+    with _page(home, as_json=as_json) if page else nullcontext():
+        code = Supervisor(arguments, screen_for(as_json=as_json)).run()
+    sys.exit(code)
+
+
+@contextmanager
+def _page(home: str, *, as_json: bool) -> Iterator[None]:
+    """In a thread: the job has a process of its own, which it does not slow."""
+    from onceflow.web.server import Page
+
+    with Page(home) as page:
+        if as_json:
+            event = {"event": "page", "at": now(), "url": page.url, "token": page.token}
+            click.echo(json.dumps(event))
+        else:
+            click.echo(f"page: {page.url}\ntoken: {page.token}")
+        yield

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import click
 
 from onceflow.cli.output import home_option, json_option, number, show, table
-from onceflow.cli.status import chosen
 from onceflow.cli.stop import stop_job
-from onceflow.epoch_log import Decision
-from onceflow.home import JobFolder, Query
+from onceflow.runtime.status import chosen
 from onceflow.runtime.stopping import who
-from onceflow.snapshots.epochs import decisions, kept
 from onceflow.snapshots.past import sweep_all
-from onceflow.snapshots.savepoint import Savepoint
 from onceflow.snapshots.savepoints import Savepoints
+from onceflow.snapshots.told import about, details, find, listed
 
 
 @click.group("savepoint")
@@ -52,13 +48,7 @@ def create(job: str, name: str | None, stop: bool, home: str, as_json: bool) -> 
 def list_(job: str, each: bool, home: str, as_json: bool) -> None:
     """Savepoints of a job, oldest first, and retained epochs: a job can go back to these too."""
     folder = chosen(home, job)[0]
-    savepoints = [
-        about(found) if isinstance(found, Savepoint) else {"name": name, "error": found.message}
-        for name, found in Savepoints(folder).all()
-    ]
-    savepoints.sort(key=lambda told: str(told.get("at", "")))
-    retained = [_epochs(query, each) for query in folder.queries()]
-    found = {"job": job, "savepoints": savepoints, "retained": retained}
+    found = listed(folder, each=each)
     show(found, as_json=as_json, text=_list)
 
 
@@ -70,7 +60,7 @@ def list_(job: str, each: bool, home: str, as_json: bool) -> None:
 def show_(job: str, savepoint: str, home: str, as_json: bool) -> None:
     """What a savepoint holds; by its name, or by the folder that it was moved to."""
     found = find(home, job, savepoint)
-    show(_details(found), as_json=as_json, text=_show)
+    show(details(found), as_json=as_json, text=_show)
 
 
 @command.command("verify")
@@ -102,53 +92,7 @@ def delete(job: str, savepoint: str, home: str, as_json: bool) -> None:
     show(deleted, as_json=as_json, text=lambda d: f"savepoint {d['name']} is deleted")
 
 
-def find(home: str, job: str, savepoint: str) -> Savepoint:
-    """Of a job by its name; or by its folder, also on a home that does not know the job."""
-    if JobFolder(home, job).first_lineage() is None and Path(savepoint).is_dir():
-        found = Savepoint.at(Path(savepoint))
-        found.refuse_other_job(job)
-        return found
-    return Savepoints(chosen(home, job)[0]).find(savepoint)
-
-
 # ---------------------------------------------------------------- what is said
-
-
-def about(savepoint: Savepoint) -> dict[str, Any]:
-    body = savepoint.body
-    return {
-        "name": savepoint.name, "job": body["job"], "at": body["at"], "lineage": body["lineage"],
-        "epochs": {name: held["epoch"] for name, held in body["queries"].items()},
-        "bytes": savepoint.bytes, "files": sum(1 for _ in savepoint.paths()),
-        "spark": body["spark"], "code": body["code"], "onceflow": body["onceflow"],
-        "who": body.get("who"), "path": str(savepoint.folder.absolute()),
-    }  # fmt: skip
-
-
-def _epochs(query: Query, each: bool) -> dict[str, Any]:
-    """Which epochs a query can go back to; reading each of thousands takes its time."""
-    found = kept(query)
-    told: dict[str, Any] = {"query": query.name, "count": 0, "first": None, "last": None}
-    if found is not None:
-        told.update(count=found.count, first=_epoch(found.first), last=_epoch(found.last))
-    return {**told, "epochs": [_epoch(d) for d in decisions(query)]} if each else told
-
-
-def _epoch(decision: Decision) -> dict[str, Any]:
-    return {"epoch": decision.epoch, "at": decision.at, "rows": decision.rows}
-
-
-def _details(savepoint: Savepoint) -> dict[str, Any]:
-    queries = {}
-    for name, held in savepoint.body["queries"].items():
-        last = held["decisions"][-1]
-        queries[name] = {
-            "epoch": held["epoch"], "decided": last["at"], "watermark_ms": last["watermark"],
-            "end": last["end"], "files": len(held["files"]),
-            "bytes": sum(entry["bytes"] for entry in held["files"]),
-            "operators": sorted(last["state"]), "outputs": savepoint.body["outputs"][name],
-        }  # fmt: skip
-    return {**about(savepoint), "queries": queries}
 
 
 def _list(found: dict[str, Any]) -> str:

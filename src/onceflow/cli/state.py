@@ -12,9 +12,10 @@ import click
 from onceflow.cli import state_keyed
 from onceflow.cli.output import home_option, json_option, number, show, table
 from onceflow.cli.state_keyed import cell, epoch_option, query_option
-from onceflow.cli.status import chosen
 from onceflow.errors import JobError
+from onceflow.runtime.status import chosen
 from onceflow.snapshots.state import choose, states
+from onceflow.snapshots.told import states_told
 
 
 @click.group("state")
@@ -40,23 +41,7 @@ def list_(
     and columns. While the job runs or not, without Spark.
     """
     folder = chosen(home, job)[0]
-    found = [
-        {
-            "query": state.query.name, "lineage": state.query.lineage,
-            "epoch": state.decision.epoch, "decided": state.decision.at,
-            "retained": [state.epochs[0], state.epochs[-1]],
-            "stores": [
-                {
-                    "operator": store.operator, "kind": store.kind, "store": store.name,
-                    "partitions": store.partitions, "key": store.key, "value": store.value,
-                    "bytes": state.bytes(store),
-                }
-                for store in state.stores
-            ],
-            "keyed": [step.about() for step in state.keyed],
-        }
-        for state in states(folder, query=query, epoch=epoch)
-    ]  # fmt: skip
+    found = states_told(folder, query=query, epoch=epoch)
     show(found, as_json=as_json, text=lambda told: "\n\n".join(_list(t, every) for t in told))
 
 

@@ -13,8 +13,8 @@ import click
 
 from onceflow.cli.output import home_option, is_terminal, json_option, number, show, table
 from onceflow.cli.restore import answered, plan_option
-from onceflow.cli.status import chosen
 from onceflow.errors import JobError
+from onceflow.runtime.status import chosen
 from onceflow.runtime.stopping import who
 from onceflow.snapshots.state import states
 

@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from onceflow.cli.output import home_option, json_option, show
-from onceflow.cli.status import chosen
 from onceflow.errors import NotStopped
 from onceflow.names import check_name
+from onceflow.runtime.status import chosen
 from onceflow.runtime.stopping import Stopped, stop
 from onceflow.snapshots.savepoint import Savepoint
 from onceflow.snapshots.savepoints import Savepoints

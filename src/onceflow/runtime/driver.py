@@ -29,8 +29,9 @@ from onceflow.epoch import Again, Stopping
 from onceflow.errors import DiskFull, JobError, SetupError
 from onceflow.handle import Handle, refuse_no_fork, start
 from onceflow.home import JobFolder
-from onceflow.job import Job, load, milliseconds
+from onceflow.job import Job, import_root, load, milliseconds
 from onceflow.runtime.complaint import Complaint, complaint
+from onceflow.runtime.journal import Journal
 from onceflow.runtime.lease import Lease
 from onceflow.runtime.progress import REPORTS_KEPT, ProgressMeter, as_json
 from onceflow.session import get_session
@@ -125,12 +126,17 @@ def _run(options: argparse.Namespace, tell: Tell, stop: Stop, life: _Life) -> No
     find_by_workers(file)
     name = options.fork or (job.name if job is not None else "")
     life.log = home / name / "spark.log"
+    if job is not None:
+        _tell_loaded(home / name, tell)
     spark = get_session(options.master, log=life.log)
     life.jvm = spark_inside.jvm_process()
     spark.conf.set(*REPORTS_KEPT)
-    job = job or load(options.job)
+    if job is None:
+        job = load(options.job)
+        name = options.fork or job.name
+        _tell_loaded(home / name, tell)
     send_to_workers(file)
-    tell("session", job=job.name, spark=spark.version, master=spark.sparkContext.master,
+    tell("session", job=name, spark=spark.version, master=spark.sparkContext.master,
          log=str(life.log))  # fmt: skip
     stop.listen()
 
@@ -155,7 +161,7 @@ def _run(options: argparse.Namespace, tell: Tell, stop: Stop, life: _Life) -> No
 
 
 def _follow(handle: Handle, meter: ProgressMeter, tell: Tell, stop: Stop) -> None:
-    turns, told = 0, False
+    turns, told, journal = 0, False, Journal(handle.folder.folder)
     while True:
         try:
             if handle.wait(_POLL):
@@ -168,9 +174,17 @@ def _follow(handle: Handle, meter: ProgressMeter, tell: Tell, stop: Stop) -> Non
         if stop.is_set():
             handle.stop(timeout=None)
         elif turns % round(_EVERY / _POLL) == 0:
-            tell("progress", queries=as_json(meter.look()))
+            queries = as_json(meter.look())
+            tell("progress", queries=queries)
+            journal.progress(queries)
         turns += 1
     tell("ended", queries=as_json(meter.look()))
+
+
+def _tell_loaded(folder: Path, tell: Tell) -> None:
+    """The supervisor knows from here on where the journal of the job is."""
+    Journal(folder).starting()
+    tell("loaded", job=folder.name)
 
 
 def _tell_started(handle: Handle, tell: Tell) -> None:
@@ -264,8 +278,9 @@ def _load_early(spec: str) -> Job | None:
 
 
 def find_by_workers(file: str) -> None:
-    """Local Python workers find the modules beside the job file on PYTHONPATH."""
-    folder, paths = os.path.dirname(os.path.abspath(file)), os.environ.get("PYTHONPATH", "")
+    """Local Python workers find what the job file imports, beside it or in its package, on
+    PYTHONPATH."""
+    folder, paths = str(import_root(Path(file))), os.environ.get("PYTHONPATH", "")
     if folder not in paths.split(os.pathsep):
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, paths)))
 

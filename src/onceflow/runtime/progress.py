@@ -6,7 +6,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from onceflow.epoch_log import Decision
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from onceflow.declared import Declared
     from onceflow.handle import Handle, Started
 
 _WINDOW = 10.0  # seconds over which rates are taken, at least
@@ -39,6 +40,12 @@ class QueryProgress:
     watermark: str | None
     state_rows: int | None
     epoch_ms: int | None  # how long the last epoch took
+    late_rows: int = 0  # behind the watermark: of keyed steps, and dropped by Spark
+    rejected_rows: int | None = None  # None: the query has no output for them
+    outputs: dict[str, int] = field(default_factory=dict)  # rows
+    steps_s: dict[str, float] = field(default_factory=dict)  # time spent in each step
+    # Plan to published: how many epochs, their sum, and how many took at most so long.
+    committed_s: dict[str, Any] = field(default_factory=dict)
 
 
 class ProgressMeter:
@@ -60,7 +67,9 @@ class _Meter:
         self._name, self._started, self._clock = name, started, clock
         opened_at, last = started.epochs.opened_at, started.epochs.log.last
         self._seen = -1 if opened_at is None else opened_at
-        self._epochs = self._rows_in = self._rows_out = 0
+        self._epochs = self._rows_in = self._rows_out = self._late = 0
+        self._outputs = dict.fromkeys(started.epochs.declared.outputs, 0)
+        self._rejects = _rejects(name, started.epochs.declared)
         self._newest = ("", -1)  # Spark's progress reports up to here are counted
         self._executed: Any = {}  # the newest report of an epoch that ran
         self._samples = deque([(clock(), 0, 0)])
@@ -76,6 +85,10 @@ class _Meter:
                 self._seen = decision.epoch
                 self._epochs += 1
                 self._rows_out += decision.rows
+                self._late += sum(stood["late"] for stood in decision.keyed.values())
+                for output, decided in decision.outputs.items():
+                    rows = sum(file.rows for file in decided.files)
+                    self._outputs[output] = self._outputs.get(output, 0) + rows
         return self._epochs
 
     def look(self) -> QueryProgress:
@@ -83,6 +96,7 @@ class _Meter:
         for report in _reports(self._started.query, self._newest):
             self._newest = (report["timestamp"], report["batchId"])
             self._rows_in += report["numInputRows"]
+            self._late += sum(s["numRowsDroppedByWatermark"] for s in report["stateOperators"])
             if "addBatch" in report["durationMs"]:
                 self._executed = report
         now, last = self._clock(), self._started.epochs.log.last
@@ -103,6 +117,10 @@ class _Meter:
             watermark=_iso(last.watermark) if last and last.watermark else None,
             state_rows=sum(s["numRowsTotal"] for s in states) if states else None,
             epoch_ms=took,
+            late_rows=self._late,
+            rejected_rows=sum(self._outputs[o] for o in self._rejects) if self._rejects else None,
+            outputs=dict(self._outputs),
+            **self._started.epochs.times.sums.as_json(),
         )
 
     def _rates(self, now: float, epoch_s: float) -> tuple[float, float]:
@@ -141,6 +159,17 @@ class _Meter:
         if files:
             return float(min(files))
         return _seconds(self._executed["timestamp"]) if self._executed else 0.0
+
+
+def _rejects(query: str, declared: Declared) -> list[str]:
+    """Outputs of rows that could not be taken: `on_bad` of a query or of a source, or by name."""
+    if query.endswith(".rejected"):
+        return list(declared.outputs)
+    return [
+        output
+        for output in declared.outputs
+        if output in (declared.on_bad, "rejected") or output.startswith("rejected_")
+    ]
 
 
 def _reports(query: StreamingQuery, newest: tuple[str, int]) -> list[Any]:

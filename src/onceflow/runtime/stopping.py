@@ -116,7 +116,7 @@ class Waiting:
         return asked
 
 
-def _waiting(folder: Path) -> str | None:
+def waiting(folder: Path) -> str | None:
     """The lock of a run that waits."""
     for path in sorted((folder / _FOLDER).glob("*.lock")):
         if _locked(path):
@@ -156,7 +156,7 @@ def stop(folder: JobFolder, *, timeout: float, tell: Callable[[str], None]) -> S
     holder = lease.holder()
     if holder is not None and not leads(lease, holder):
         holder = None
-    lock = holder.lock if holder is not None else _waiting(folder.folder)
+    lock = holder.lock if holder is not None else waiting(folder.folder)
     if lock is None:
         return Stopped(False, None, decided(folder))
     who = str(holder) if holder is not None else "the run, which waits to start its driver again,"

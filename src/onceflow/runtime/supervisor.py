@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from onceflow.home import now
 from onceflow.runtime.complaint import RETRY, death
+from onceflow.runtime.journal import Journal
 from onceflow.runtime.stopping import Waiting
 
 Event = dict[str, Any]
@@ -85,6 +86,8 @@ class Supervisor:
             if code == 0 or self._stopping.is_set():
                 if error is not None:
                     self._tell(error)
+                else:
+                    self._record({"event": "ended", "at_once": self._asked_to_stop > 1})
                 return 0 if code in (0, _KILLED + signal.SIGTERM) else code
             error = error or _crash(code)
             away = self._waits and error.get("away", False)
@@ -97,6 +100,7 @@ class Supervisor:
             self._tell({**error, "event": "restarting", "in_s": seconds, "away": away})
             if self._asked_within(seconds):
                 self._tell_stopping()
+                self._record({"event": "ended", "at_once": False})
                 return 0
 
     def _asked_within(self, seconds: float) -> bool:
@@ -127,6 +131,8 @@ class Supervisor:
                 case {"event": "stopping"}:  # by `onceflow stop`: it is not started again
                     self._stopping.set()
                     self._tell(event)
+                case {"event": "loaded"}:
+                    self._job = _home(self._arguments) / event["job"]
                 case {"event": "error"}:
                     error, epochs = event, max(epochs, event.pop("epochs", 0))
                 case _:
@@ -154,7 +160,12 @@ class Supervisor:
             self._told_stopping = self._asked_to_stop
             self._tell({"event": "stopping", "at_once": self._asked_to_stop > 1})
 
+    def _record(self, event: Event) -> None:
+        if self._job is not None and event["event"] != "starting":  # its driver writes that
+            Journal(self._job).event(**event)
+
     def _tell(self, event: Event) -> None:
+        self._record(event)
         if self._screen is not None:
             with self._or_stop():
                 self._screen.show({"event": event["event"], "at": now(), **event})

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from onceflow.epoch_log import EpochLog
 from onceflow.errors import JobError
-from onceflow.home import JobFolder
+from onceflow.home import JobFolder, Query
 from onceflow.lineage import Origin
 from onceflow.snapshots.savepoints import Savepoints
 
 
-def lineages(folder: JobFolder) -> list[dict[str, Any]]:
-    """All that the job was ever in, from the first to the current one."""
+def lineages(
+    folder: JobFolder, read: Callable[[Query], EpochLog] = lambda query: query.epoch_log().read()
+) -> list[dict[str, Any]]:
+    """All that the job was ever in, from the first to the current one. `read`: who asks again and
+    again keeps the logs."""
     known = folder.lineages()
     savepoints: dict[str, list[dict[str, Any]]] = {}
     held = Savepoints(folder)
@@ -23,7 +27,7 @@ def lineages(folder: JobFolder) -> list[dict[str, Any]]:
         savepoints.setdefault(body["lineage"], []).append(told)
     return [
         {
-            **_about(folder, lineage),
+            **_about(folder, lineage, read),
             "current": lineage == known[-1],
             "savepoints": sorted(savepoints.get(lineage, ()), key=lambda told: str(told["at"])),
         }
@@ -31,9 +35,9 @@ def lineages(folder: JobFolder) -> list[dict[str, Any]]:
     ]
 
 
-def _about(folder: JobFolder, lineage: str) -> dict[str, Any]:
+def _about(folder: JobFolder, lineage: str, read: Callable[[Query], EpochLog]) -> dict[str, Any]:
     facts = folder.about(lineage)
-    logs = {query.name: query.epoch_log().read() for query in folder.queries_of(lineage)}
+    logs = {query.name: read(query) for query in folder.queries_of(lineage)}
     leader = next((log.leader for log in logs.values() if log.leader), {})
     holder = leader.get("holder")
     driver = f"process {holder['pid']} on {holder['host']}" if holder else None

@@ -70,8 +70,12 @@ class Savepoints:
     def names(self) -> list[str]:
         return [name for name in sorted(self._store.list()) if self._exists(name)]
 
+    def manifest(self, name: str) -> Path:
+        """The file that makes a savepoint of its folder."""
+        return self._root / name / MANIFEST
+
     def _exists(self, name: str) -> bool:
-        return (self._root / name / MANIFEST).is_file()
+        return self.manifest(name).is_file()
 
     def read(self, name: str) -> Savepoint:
         if not self._exists(name):

@@ -1,0 +1,96 @@
+"""Savepoints, retained epochs and state, as the command line and the page tell of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from onceflow.epoch_log import Decision
+from onceflow.home import JobFolder, Query
+from onceflow.runtime.status import chosen
+from onceflow.snapshots.epochs import decisions, kept
+from onceflow.snapshots.savepoint import Savepoint
+from onceflow.snapshots.savepoints import Savepoints
+from onceflow.snapshots.state import states
+
+
+def find(home: str | os.PathLike[str], job: str, savepoint: str) -> Savepoint:
+    """Of a job by its name; or by its folder, also on a home that does not know the job."""
+    if JobFolder(home, job).first_lineage() is None and Path(savepoint).is_dir():
+        found = Savepoint.at(Path(savepoint))
+        found.refuse_other_job(job)
+        return found
+    return Savepoints(chosen(home, job)[0]).find(savepoint)
+
+
+def about(savepoint: Savepoint) -> dict[str, Any]:
+    body = savepoint.body
+    return {
+        "name": savepoint.name, "job": body["job"], "at": body["at"], "lineage": body["lineage"],
+        "epochs": {name: held["epoch"] for name, held in body["queries"].items()},
+        "bytes": savepoint.bytes, "files": sum(1 for _ in savepoint.paths()),
+        "spark": body["spark"], "code": body["code"], "onceflow": body["onceflow"],
+        "who": body.get("who"), "path": str(savepoint.folder.absolute()),
+    }  # fmt: skip
+
+
+def details(savepoint: Savepoint) -> dict[str, Any]:
+    queries = {}
+    for name, held in savepoint.body["queries"].items():
+        last = held["decisions"][-1]
+        queries[name] = {
+            "epoch": held["epoch"], "decided": last["at"], "watermark_ms": last["watermark"],
+            "end": last["end"], "files": len(held["files"]),
+            "bytes": sum(entry["bytes"] for entry in held["files"]),
+            "operators": sorted(last["state"]), "outputs": savepoint.body["outputs"][name],
+        }  # fmt: skip
+    return {**about(savepoint), "queries": queries}
+
+
+def listed(folder: JobFolder, *, each: bool = False) -> dict[str, Any]:
+    """Savepoints of a job, oldest first, and its retained epochs; `each` of them, or only which."""
+    savepoints = [
+        about(found) if isinstance(found, Savepoint) else {"name": name, "error": found.message}
+        for name, found in Savepoints(folder).all()
+    ]
+    savepoints.sort(key=lambda told: str(told.get("at", "")))
+    retained = [_epochs(query, each) for query in folder.queries()]
+    return {"job": folder.name, "savepoints": savepoints, "retained": retained}
+
+
+def _epochs(query: Query, each: bool) -> dict[str, Any]:
+    """Which epochs a query can go back to; reading each of thousands takes its time."""
+    found = kept(query)
+    told: dict[str, Any] = {"query": query.name, "count": 0, "first": None, "last": None}
+    if found is not None:
+        told.update(count=found.count, first=_epoch(found.first), last=_epoch(found.last))
+    return {**told, "epochs": [_epoch(d) for d in decisions(query)]} if each else told
+
+
+def _epoch(decision: Decision) -> dict[str, Any]:
+    return {"epoch": decision.epoch, "at": decision.at, "rows": decision.rows}
+
+
+def states_told(
+    folder: JobFolder, *, query: str | None = None, epoch: int | None = None
+) -> list[dict[str, Any]]:
+    """Keyed steps and their key groups, Spark's operators and their stores; of each query that has
+    the epoch, or of the last one that each has decided."""
+    return [
+        {
+            "query": state.query.name, "lineage": state.query.lineage,
+            "epoch": state.decision.epoch, "decided": state.decision.at,
+            "retained": [state.epochs[0], state.epochs[-1]],
+            "stores": [
+                {
+                    "operator": store.operator, "kind": store.kind, "store": store.name,
+                    "partitions": store.partitions, "key": store.key, "value": store.value,
+                    "bytes": state.bytes(store),
+                }
+                for store in state.stores
+            ],
+            "keyed": [step.about() for step in state.keyed],
+        }
+        for state in states(folder, query=query, epoch=epoch)
+    ]  # fmt: skip

@@ -1,0 +1,36 @@
+"""Numbers for people, never without a unit: on the command line and on the page."""
+
+from __future__ import annotations
+
+_AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))
+_ONE = {
+    "rows": "row", "entries": "entry", "bytes": "byte", "epochs": "epoch", "lines": "line",
+    "files": "file", "commits": "commit", "partitions": "partition", "operators": "operator",
+}  # fmt: skip
+
+
+def number(value: float | None, unit: str) -> str:
+    """The whole number: 13,339 rows."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f} {_ONE.get(unit, unit) if value == 1 else unit}"
+
+
+def brief(value: float | None, unit: str) -> str:
+    """Three digits or so: 13.3k rows/s."""
+    if value is None:
+        return "-"
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if value >= size:
+            return f"{value / (1e3 if letter == 'k' else size):.1f}{letter} {unit}"
+    return f"{value:,.1f} {unit}" if 0 < value < 10 and value != int(value) else number(value, unit)
+
+
+def age(seconds: float | None) -> str:
+    """0.4 s, 12 s, 3 min, 5 h, 2 d."""
+    if seconds is None:
+        return "-"
+    for size, unit in _AGES:
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.1f} s" if 0.05 <= seconds < 9.95 else f"{seconds:.0f} s"
