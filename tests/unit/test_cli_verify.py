@@ -52,7 +52,8 @@ def test_a_folder_that_is_not_empty_is_refused_and_left_alone(tmp_path: Path) ->
 def test_the_command_that_replays_has_no_words_about_where_results_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given = ["verify", "--seed", "7", "--report", "a.html", "--keep=x", "--json", "--fault", "flip"]
+    given = ["verify", "--seed", "7", "--report", "a.html", "--keep=x", "--json", "--fault", "flip",
+             "--record", "there", "--no-record"]  # fmt: skip
     monkeypatch.setattr("sys.argv", ["onceflow", *given])
     assert _command() == "onceflow verify --seed 7 --fault flip"
 

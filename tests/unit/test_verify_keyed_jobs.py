@@ -28,7 +28,7 @@ STEP = {"by": "face", "rows": "face long, before long, count long, value long, s
 def jobs() -> Any:
     """The job file, as a driver loads it."""
     load(f"{FILE}:keyed")
-    return sys.modules[f"onceflow_job_{FILE.stem}"]
+    return sys.modules[f"onceflow.verify.{FILE.stem}"]
 
 
 def epochs(size: int, seed: int = 5) -> Iterator[pa.Table]:

@@ -87,7 +87,12 @@ def test_a_job_of_ones_own_against_its_undisturbed_run(tmp_path: Path) -> None:
     assert code == 0
     assert verdict["struck"] == 2
     left = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
-    assert left == {"job.py"}, "it ran elsewhere"
+    assert left == {"job.py", ".onceflow"}, "it ran elsewhere"
+    assert [path.name for path in (tmp_path / ".onceflow").iterdir()] == ["_verify"]
+    (recorded,) = (tmp_path / ".onceflow" / "_verify").iterdir()
+    assert {path.name for path in recorded.iterdir()} == {
+        "events.jsonl", "result.json", "report.html",
+    }  # fmt: skip
 
 
 @pytest.mark.kill

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import click
 
 from onceflow.cli.output import json_option
-from onceflow.cli.telling import screen, shown_on
+from onceflow.cli.telling import Event, screen, shown_on
 from onceflow.cli.verify_screen import WORDS
 from onceflow.errors import JobError
+from onceflow.handle import DEFAULT_HOME
 from onceflow.ledger import Guarantee
 
 if TYPE_CHECKING:
@@ -74,12 +75,20 @@ _LONG = 300
 )
 @click.option("--report", metavar="FILE.html", help="Write a report that needs nothing but itself.")
 @click.option("--keep", metavar="FOLDER", help="Run there, and keep all that was written.")
+@click.option(
+    "--record",
+    metavar="DIR",
+    default=lambda: str(Path(os.environ.get("ONCEFLOW_HOME") or DEFAULT_HOME) / "_verify"),
+    show_default=f"_verify in $ONCEFLOW_HOME or {DEFAULT_HOME}",
+    help="Keep events, result and report there, for the page: the last 100 runs.",
+)
+@click.option("--no-record", is_flag=True, help="Keep nothing for the page.")
 @json_option
 def command(  # noqa: PLR0917 - one parameter for each option
     job: str | None, seed: int, faults: int | None, part: str, duration: str | None,
     kinds: tuple[str, ...], points: tuple[str, ...], jobs: str, sinks: str, guarantee: str | None,
     recorded: str | None, master: str, brokers: int | None, report: str | None, keep: str | None,
-    as_json: bool,
+    record: str, no_record: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Break a job in every way we know, and count.
 
@@ -89,12 +98,20 @@ def command(  # noqa: PLR0917 - one parameter for each option
 
     Exit code 0: valid. 1: invalid. 3: unknown, because a check could not be made.
     """
+    from onceflow.verify.record import Record
     from onceflow.verify.runner import Runner
 
     if report is not None and not Path(report).absolute().parent.is_dir():
         raise JobError(f"there is no folder for {report}", hint="create it, or name another file")
     shown = screen(WORDS, as_json=as_json)
     folder = Path(keep or tempfile.mkdtemp(prefix="onceflow-verify-")).absolute()
+    kept = None if no_record else Record(Path(record).absolute(), _command())
+
+    def tell(event: Event) -> None:
+        if kept is not None:
+            kept.take(event)
+        shown.show(event)
+
     with shown_on(shown):
         try:
             settings = _settings(
@@ -113,7 +130,9 @@ def command(  # noqa: PLR0917 - one parameter for each option
                 master,
                 brokers,
             )
-            result = Runner(settings, shown.show).run()
+            result = Runner(settings, tell).run()
+            if kept is not None:
+                kept.ended(result.as_json())
             if report is not None:
                 from onceflow.verify.report import html
 
@@ -183,10 +202,10 @@ def _command() -> str:
     given, kept = iter(sys.argv[1:]), []
     for argument in given:
         name = argument.partition("=")[0]
-        if name in ("--report", "--keep"):
+        if name in ("--report", "--keep", "--record"):
             if "=" not in argument:
                 next(given, None)
-        elif argument != "--json":
+        elif argument not in ("--json", "--no-record"):
             kept.append(argument)
     return shlex.join(["onceflow", *kept])
 

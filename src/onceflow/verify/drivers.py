@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.errors import SetupError
+from onceflow.job import import_root
 from onceflow.runtime.family import adopt_orphans, family, processes, scratch_environment
 from onceflow.session import AGEING
 
@@ -26,10 +27,20 @@ _START_WITHIN = 120.0  # seconds, for a JVM on a busy machine
 _GONE_WITHIN = 20.0
 
 
+def _imports(job: Path | None) -> dict[str, str]:
+    """As `onceflow run` sets it. The driver itself finds them when it loads the job."""
+    if job is None:
+        return {}
+    paths = [str(import_root(job)), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
 class Driver:
     """One process of `verify/driver.py`, and what it says."""
 
-    def __init__(self, master: str, settings: dict[str, str], scratch: Path, number: int) -> None:
+    def __init__(
+        self, master: str, settings: dict[str, str], scratch: Path, number: int, job: Path | None
+    ) -> None:
         reading, writing = os.pipe()
         self.number = number
         self.log = scratch / f"driver-{number}.log"
@@ -40,7 +51,7 @@ class Driver:
         with self.log.open("ab") as said:
             self.process = subprocess.Popen(
                 command,
-                env=scratch_environment(scratch),
+                env={**scratch_environment(scratch), **_imports(job)},
                 stdin=subprocess.PIPE,
                 stdout=said,
                 stderr=said,
@@ -122,16 +133,21 @@ class Driver:
 class Drivers:
     """Drivers of one session each, one of them always ahead, all of them ended at the end."""
 
-    def __init__(self, folder: Path, master: str, settings: dict[str, str]) -> None:
+    def __init__(
+        self, folder: Path, master: str, settings: dict[str, str], *, job: Path | None = None
+    ) -> None:
+        """`job`: the file of the job, where its Python workers find what it imports."""
         adopt_orphans()
         self.scratch = folder / "scratch"
         self.scratch.mkdir(parents=True)
         self._master, self._settings = master, {**AGEING, **settings}
+        self._job = job
         self._started: list[Driver] = []
         self._spares = [self._start()]
 
     def _start(self) -> Driver:
-        driver = Driver(self._master, self._settings, self.scratch, len(self._started))
+        number = len(self._started)
+        driver = Driver(self._master, self._settings, self.scratch, number, self._job)
         self._started.append(driver)
         return driver
 
@@ -176,14 +192,15 @@ class Drivers:
 
     def _reap(self) -> None:
         """What killed drivers leave is ours, and waits for us when it has ended."""
-        ours = {driver.pid for driver in self._started}
+        ours = {driver.pid for driver in self._started}  # each leads a session
         found: list[int] = []
         for listed in Path("/proc/self/task").glob("*/children"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended
                 found += map(int, listed.read_text().split())
         for pid in set(found) - ours:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
+            with contextlib.suppress(ChildProcessError, ProcessLookupError):
+                if os.getsid(pid) in ours:  # else somebody else waits for it
+                    os.waitpid(pid, os.WNOHANG)
 
     def close(self) -> None:
         for driver in self._started:

@@ -76,6 +76,7 @@ class Case:
     environment: dict[str, str]
     repeats: bool = False  # an epoch that is run again has the same rows: it can be skipped
     keyed: bool = False  # it has keyed steps
+    every: str | None = "0ms"  # how often an epoch begins; None: as the job says
     servers: Servers | None = None
 
 
@@ -110,38 +111,35 @@ class Play:
     def perform(
         self, faults: Iterable[Fault], strike: Callable[[Play, Fault, Struck], None]
     ) -> None:
-        folder = self.case.folder
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in ("tripwires", "tripwires.hit"):
-            (folder / name).mkdir()
-        # 1. feed
-        self.feed = feed = Feed(folder, self.case.source, pause=self._pause, most=self._commits)
-        feed.start()
-        self.observer.start()
+        """All steps; who plays several at once takes them one by one."""
         try:
-            # 2. live
-            while self._ahead and not feed.full.is_set():
-                self.turn()
+            self.feed_it()
             self.start_life()
             self.wait_for_epochs(1)
-            # 3. strike
             for fault in faults:
-                self._strike(fault, strike)
-            # 4. drain
-            while self._commits is not None and not feed.full.is_set():
-                self.turn()
-            feed.end()
-            self._drain()
+                self.strike(fault, strike)
+            self.drain()
         except Stuck as stuck:
             self.violations.append(Violation("stuck", self.case.name, str(stuck)))
         except BaseException:
-            feed.abandon()
-            self.observer.stop()
-            self.observer.close()
+            self.abandon()
             raise
-        self._finish()
+        self.finish()
 
-    def _strike(self, fault: Fault, strike: Callable[[Play, Fault, Struck], None]) -> None:
+    def feed_it(self) -> None:
+        """Step 1: from now on the input grows, and a reader looks at what is committed."""
+        folder = self.case.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("tripwires", "tripwires.hit"):
+            (folder / name).mkdir(exist_ok=True)
+        self.feed = Feed(folder, self.case.source, pause=self._pause, most=self._commits)
+        self.feed.start()
+        self.observer.start()
+        while self._ahead and not self.feed.full.is_set():
+            self.turn()
+
+    def strike(self, fault: Fault, strike: Callable[[Play, Fault, Struck], None]) -> None:
+        """Step 3, one fault: until the job has survived it."""
         struck = Struck(fault, at=time.monotonic() - self.began)
         self.struck.append(struck)
         self._waited = 0.0
@@ -184,7 +182,7 @@ class Play:
         self.life = Life()
         self.driver.order(
             do="live", job=self.case.job, folder=str(self.case.folder), take_over=take_over,
-            every="0ms", environment=self.environment(fault),
+            every=self.case.every, environment=self.environment(fault),
         )  # fmt: skip
 
     def environment(self, fault: str = "") -> dict[str, str]:
@@ -193,6 +191,28 @@ class Play:
     def turn(self) -> None:
         """A moment of waiting: hear what the driver says, show how it goes."""
         time.sleep(_TURN)
+        self.hear()
+        if time.monotonic() - self._told > 0.25:
+            self._told = time.monotonic()
+            self._tell()
+
+    def tend(self) -> None:
+        """A turn of a play that nobody waits for: it waits for nothing, and a life that has ended
+        is followed by another as soon as a driver is ready."""
+        self.hear()
+        if self.life is not None and not self.life.over:
+            return
+        self._bury()
+        self.life = None
+        if self.driver is not None and self.driver.spent:
+            self.driver.end()
+        if self.driver is None or self.driver.gone() is not None:
+            self.driver = self.drivers.take()
+        if self.driver.ready:
+            self.start_life()
+
+    def hear(self) -> None:
+        """What the driver says, and whether feed and reader are well."""
         if self.driver is not None:
             over = self.driver.gone()
             for event in self.driver.events():
@@ -203,9 +223,6 @@ class Play:
             raise self.feed.failure
         if self.observer.failure is not None:
             raise self.observer.failure
-        if time.monotonic() - self._told > 0.25:
-            self._told = time.monotonic()
-            self._tell()
 
     def _hear(self, event: Event) -> None:
         life = self.life
@@ -281,9 +298,13 @@ class Play:
 
     # -------------------------------------------------------------- the end
 
-    def _drain(self) -> None:
-        """Until every query has read all, and run the epoch without data that is due then."""
+    def drain(self) -> None:
+        """Step 4: the input ends; until every query has read all, and run the epoch without data
+        that is due then."""
         assert self.feed is not None
+        while self._commits is not None and not self.feed.full.is_set():
+            self.turn()
+        self.feed.end()
         heads = self.feed.heads()
         seen, moved = self.observer.progress(), time.monotonic()
         while not all(
@@ -321,7 +342,14 @@ class Play:
         before = self.observer.decided[query].get(last.epoch - 1)
         return last.watermark != (before.watermark if before else 0)
 
-    def _finish(self) -> None:
+    def abandon(self) -> None:
+        """It is not played to its end."""
+        if self.feed is not None:
+            self.feed.abandon()
+        self.observer.stop()
+        self.observer.close()
+
+    def finish(self) -> None:
         """Stop at the end of the epoch; what does not stop is ended."""
         driver, life = self.driver, self.life
         if driver is not None and life is not None and not life.over:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from html import escape
 from typing import Any
 
-from onceflow.verify.schedule import KILLS, KINDS, SNAPSHOTS
+from onceflow.verify.schedule import KINDS, SNAPSHOTS, is_kill
 
 Json = dict[str, Any]
 
@@ -134,14 +134,17 @@ def _timeline(result: Json) -> str:
         return round(_TOP + height * (1 - rows / most), 1)
 
     found = []
+    at_once = len(cases) > 1 and cases[1]["began"] < cases[0]["began"] + cases[0]["seconds"]
     for number, case in enumerate(cases):
         left, right = x(case["began"]), x(case["began"] + case["seconds"])
-        shade = "var(--band)" if number % 2 == 0 else "none"
+        shade = "var(--band)" if number % 2 == 0 and not at_once else "none"
+        part = (number + 0.5) / len(cases) if at_once else 0.5  # names stand side by side
+        middle = left + (right - left) * part
         found.append(
             f"<rect x='{left}' y='{_TOP}' width='{max(0.0, right - left):.1f}' height='{height}' "
-            f"fill='{shade}'/><text x='{(left + right) / 2:.1f}' y='{_TOP - 18}' "
+            f"fill='{shade}'/><text x='{middle:.1f}' y='{_TOP - 18}' "
             f"text-anchor='middle'>{escape(case['job'])}</text><text "
-            f"x='{(left + right) / 2:.1f}' y='{_TOP - 6}' text-anchor='middle'>"
+            f"x='{middle:.1f}' y='{_TOP - 6}' text-anchor='middle'>"
             f"{escape(case['sinks'])}</text>"
         )
     for part in (0, 0.5, 1):
@@ -157,7 +160,7 @@ def _timeline(result: Json) -> str:
     ]
     for fault in result["faults"]:
         if fault["hit"]:
-            colour = "var(--kill)" if fault["kind"] in KILLS else "var(--other)"
+            colour = "var(--kill)" if is_kill(fault["kind"]) else "var(--other)"
             says = f"{fault['number'] + 1}: {_name(fault)}, {fault['what']}"
             found.append(
                 f"<g><title>{escape(says)}</title><line x1='{x(fault['at_s'])}' "
@@ -168,6 +171,12 @@ def _timeline(result: Json) -> str:
     for case in cases:
         path = _steps([(x(at), y(rows)) for at, rows in case["samples"]])
         found.append(f"<path d='{path}' fill='none' stroke='var(--rows)' stroke-width='2'/>")
+        if at_once and case["samples"]:
+            end, rows = case["samples"][-1]
+            found.append(
+                f"<text x='{x(end)}' y='{y(rows) - 4}' text-anchor='end'>"
+                f"{escape(case['job'])}</text>"
+            )
     picture = f"<svg viewBox='0 0 {_WIDTH} {_HEIGHT}' role='img'>{''.join(found)}</svg>"
     legend = "".join(
         f"<span class='dot' style='background: var(--{name})'></span>{says}"
@@ -193,7 +202,7 @@ def _kinds(result: Json) -> str:
     for fault in result["faults"]:
         groups[fault["kind"]].append(fault)
     lines = ""
-    for kind, says in KINDS.items():
+    for kind, says in {**KINDS, **result["kinds"]}.items():
         faults = groups.get(kind, [])
         times = sorted(f["recovery_s"] for f in faults if f["recovery_s"] is not None)
         if faults:

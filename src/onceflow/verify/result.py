@@ -8,7 +8,7 @@ from typing import Any
 
 from onceflow import __version__
 from onceflow.verify.checker import Violation
-from onceflow.verify.schedule import KILLS
+from onceflow.verify.schedule import is_kill
 
 Event = dict[str, Any]
 
@@ -44,6 +44,7 @@ class Result:
     faults: list[Event] = field(default_factory=list)
     cases: list[CaseResult] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    kinds: dict[str, str] = field(default_factory=dict)  # of faults that only this run has
     interrupted: bool = False
 
     @property
@@ -81,10 +82,11 @@ class Result:
             "master": self.master, "began": self.began, "seconds": round(self.seconds, 1),
             "onceflow": self.onceflow, "spark": self.spark,
             "struck": sum(f["hit"] for f in self.faults),
-            "kills": sum(f["hit"] and f["kind"] in KILLS for f in self.faults),
+            "kills": sum(f["hit"] and is_kill(f["kind"]) for f in self.faults),
             "recovery_s": self.recovery(),
             "start_up_s": percentiles([f["start_up_s"] for f in self.faults if f["start_up_s"]]),
             "unknown": self.unknown, "left_out": self.left_out,
+            "kinds": self.kinds,
             "violations": [asdict(v) for v in self.violations],
             "allowed": [asdict(v) for v in self.allowed],
             "cases": [asdict(case) for case in self.cases],

@@ -184,7 +184,9 @@ class Runner:
                 master, settings = stack.enter_context(cluster(self.settings.folder))
             if any(JOBS[job].topic for job, _ in self.settings.cases):
                 settings = {**settings, **connector_settings()}
-            drivers = Drivers(self.settings.folder, master, settings)
+            job = self.settings.job
+            file = None if job is None else Path(job.partition(":")[0])
+            drivers = Drivers(self.settings.folder, master, settings, job=file)
             stack.callback(drivers.close)
             yield drivers
 
@@ -274,26 +276,11 @@ class Runner:
         except Exception as error:  # a checker that crashed has not passed
             result.unknown = f"{type(error).__name__}: {error}"
         finally:
-            self._note(play, result)
+            self.result.faults += note(play, result, self._began)
         self._tell("case-ended", job=case.name, sinks=case.sinks, seconds=result.seconds,
                    rows_in=result.rows_in, rows_out=result.rows_out, epochs=result.epochs,
                    violations=[str(v) for v in result.violations],
                    unknown=result.unknown)  # fmt: skip
-
-    def _note(self, play: Play, result: CaseResult) -> None:
-        result.seconds = round(self._seconds() - result.began, 1)
-        result.guarantees = play.guarantees
-        result.rows_in = play.feed.rows if play.feed else 0
-        result.rows_out = play.observer.published
-        result.epochs = sum(epoch + 1 for epoch in play.observer.progress().values())
-        result.polls = play.observer.polls
-        result.samples = _thinned([(t - self._began, rows) for t, rows in play.observer.samples])
-        for struck in play.struck:
-            self.result.faults.append({
-                **struck.fault.as_json(), "job": result.job, "sinks": result.sinks,
-                "at_s": round(struck.at, 2), "hit": struck.hit, "what": struck.what,
-                "recovery_s": struck.recovery, "start_up_s": struck.start_up,
-            })  # fmt: skip
 
     def _wait_for_orphans(self, play: Play, drivers: Drivers) -> None:
         if not play.wait(lambda: not drivers.left(), _ORPHANS_WITHIN):
@@ -330,6 +317,25 @@ def connector_settings() -> dict[str, str]:
     if connector.named_jars():
         return {}
     return {"spark.jars": ",".join(map(str, sorted(jars.fetch("connector").glob("*.jar"))))}
+
+
+def note(play: Play, result: CaseResult, began: float) -> list[Event]:
+    """What the play came to, and what became of its faults. `began`: the run, on the clock."""
+    result.seconds = round(time.monotonic() - began - result.began, 1)
+    result.guarantees = play.guarantees
+    result.rows_in = play.feed.rows if play.feed else 0
+    result.rows_out = play.observer.published
+    result.epochs = sum(epoch + 1 for epoch in play.observer.progress().values())
+    result.polls = play.observer.polls
+    result.samples = _thinned([(t - began, rows) for t, rows in play.observer.samples])
+    return [
+        {
+            **struck.fault.as_json(), "job": result.job, "sinks": result.sinks,
+            "at_s": round(struck.at, 2), "hit": struck.hit, "what": struck.what,
+            "recovery_s": struck.recovery, "start_up_s": struck.start_up,
+        }
+        for struck in play.struck
+    ]  # fmt: skip
 
 
 def _thinned(samples: list[tuple[float, int]]) -> list[tuple[float, int]]:

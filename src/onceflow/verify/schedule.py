@@ -144,6 +144,11 @@ def fits(kind: str, sinks: Iterable[str]) -> bool:
     return kind not in SERVERS or bool({*SERVERS[kind]} & {*sinks})
 
 
+def is_kill(kind: str) -> bool:
+    """Also of a kind that somebody else carries out."""
+    return kind in KILLS or kind.startswith("kill-")
+
+
 def plan(
     seed: int,
     cases: list[tuple[str, ...]],
