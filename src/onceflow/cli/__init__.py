@@ -44,6 +44,7 @@ _COMMANDS = {
     "state": "The state of a job, of any retained epoch: list, show, export, import.",
     "kafka": "What a job left open in a Kafka broker.",
     "log": "The embedded log: create, append, tail, info, trim.",
+    "serve": "The page: what the jobs of a home do, live; an API and metrics.",
     "doctor": "Java, Spark, disk, clock, leftovers: what is wrong and what mends it.",
 }
 

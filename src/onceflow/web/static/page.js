@@ -1,0 +1,115 @@
+// What the server cannot do: tell whether we are live, count seconds, show what is pointed at,
+// remember a colour scheme. The page is whole without it, only not alive.
+"use strict";
+(() => {
+  const by = (id) => document.getElementById(id);
+  const QUIET = 15000; // milliseconds without a word from the server
+  let heard = Date.now();
+  let ahead = 0; // of our clock over the server's, in milliseconds
+
+  // ---- live or not
+  const live = by("live");
+  const tell = (on) => {
+    const now = on ? "on" : "off";
+    if (!live || live.dataset.live === now) return;
+    live.dataset.live = now;
+    live.textContent = on ? "live" : "not live: reconnecting …";
+  };
+  const beat = () => {
+    heard = Date.now();
+    tell(true);
+    const time = document.querySelector("[sse-swap=beat] time");
+    if (time) ahead = Date.now() - Date.parse(time.dateTime);
+  };
+  document.body.addEventListener("htmx:sseMessage", beat);
+  document.body.addEventListener("htmx:sseOpen", () => { heard = Date.now(); });
+  document.body.addEventListener("htmx:sseError", () => tell(false));
+  document.body.addEventListener("htmx:sseClose", () => tell(false));
+
+  // ---- so many seconds ago
+  const age = (s) => {
+    for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]])
+      if (s >= 2 * size) return `${Math.round(s / size)} ${unit} ago`;
+    return `${Math.max(0, Math.round(s))} s ago`;
+  };
+  const count = () => {
+    for (const time of document.querySelectorAll("time.ago"))
+      time.textContent = age((Date.now() - ahead - Date.parse(time.dateTime)) / 1000);
+  };
+  const tick = () => {
+    if (live && live.dataset.live === "on" && Date.now() - heard > QUIET) tell(false);
+    count();
+  };
+  tick();
+  setInterval(tick, 1000);
+  document.body.addEventListener("htmx:afterSwap", count);
+
+  // ---- what is pointed at, in words; kept while the picture below is renewed
+  let shown = null; // [id of the line that says it, text]
+  const say = (event) => {
+    const node = event.target.closest && event.target.closest(".column, .plot .mark");
+    if (!node) return;
+    const out = node.closest(".card").querySelector(".readout");
+    out.textContent = node.querySelector("title").textContent;
+    shown = [out.id, out.textContent];
+  };
+  document.addEventListener("mouseover", say);
+  document.addEventListener("focusin", say);
+  document.addEventListener("mouseout", (event) => {
+    const to = event.relatedTarget;
+    if (!(to && to.closest && to.closest(".frame"))) shown = null;
+  });
+  document.addEventListener("focusout", () => { shown = null; });
+  document.body.addEventListener("htmx:afterSwap", () => {
+    if (shown && shown[0] && by(shown[0])) by(shown[0]).textContent = shown[1];
+  });
+  document.addEventListener("keydown", (event) => {
+    const column = event.target.closest && event.target.closest(".column");
+    if (!column) return;
+    const all = [...column.parentNode.querySelectorAll(".column")];
+    const at = all.indexOf(column);
+    const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: all.length - 1 }[event.key];
+    if (to === undefined || !all[to]) return;
+    event.preventDefault();
+    all[to].focus();
+  });
+
+  // ---- answers that are not 200 have words for the person too
+  document.body.addEventListener("htmx:beforeSwap", (event) => {
+    if (event.detail.xhr && event.detail.xhr.status >= 400) {
+      event.detail.shouldSwap = true;
+      event.detail.isError = false;
+    }
+  });
+  document.body.addEventListener("htmx:afterSettle", (event) => {
+    if (event.target.id === "plan") { event.target.scrollIntoView({ block: "nearest" }); event.target.focus({ preventScroll: true }); }
+    for (const copy of document.querySelectorAll(".copy[hidden]")) copy.hidden = !navigator.clipboard;
+  });
+  document.addEventListener("click", (event) => {
+    const copy = event.target.closest && event.target.closest(".copy");
+    if (copy) navigator.clipboard.writeText(copy.dataset.copy).then(() => { copy.textContent = "Copied"; });
+  });
+
+  // ---- colours: as the system has them, or as chosen
+  const theme = by("theme");
+  const NEXT = { auto: "light", light: "dark", dark: "auto" };
+  const SIGN = { auto: "◐", light: "○", dark: "●" };
+  const WORDS = { auto: "as the system has them", light: "light", dark: "dark" };
+  const paint = () => {
+    const now = document.documentElement.dataset.theme || "auto";
+    theme.textContent = `${SIGN[now]} ${now}`;
+    theme.setAttribute("aria-label", `Colours: ${WORDS[now]}. Change to ${WORDS[NEXT[now]]}`);
+    return now;
+  };
+  if (theme) {
+    theme.hidden = false;
+    paint();
+    theme.addEventListener("click", () => {
+      const next = NEXT[paint()];
+      if (next === "auto") delete document.documentElement.dataset.theme;
+      else document.documentElement.dataset.theme = next;
+      document.cookie = `onceflow-theme=${next}; path=/; max-age=31536000; samesite=strict`;
+      paint();
+    });
+  }
+})();

@@ -1,0 +1,256 @@
+"""Live views: made once for all, sent when they change, and nobody waits for a slow one."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alive import Alive
+from visited import SECONDS, ask, patiently, served
+
+from onceflow.web import sse
+from onceflow.web.server import Page
+from onceflow.web.sse import Live, Stream, message
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
+SCOPE: dict[str, Any] = {"type": "http", "method": "GET"}
+
+
+class Viewer:
+    """Somebody who looks; `slow` until it is told to read."""
+
+    def __init__(self) -> None:
+        self.got: list[bytes] = []
+        self.gone = asyncio.Event()
+        self.reads = asyncio.Event()
+        self.reads.set()
+
+    async def receive(self) -> dict[str, Any]:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, sent: Any) -> None:
+        await self.reads.wait()
+        self.got.append(sent.get("body", b""))
+
+    @property
+    def text(self) -> bytes:
+        return b"".join(self.got)
+
+    def look(self, live: Live, render: sse.Render) -> asyncio.Task[None]:
+        stream = Stream(live, "view", render)
+        return asyncio.create_task(stream(SCOPE, self.receive, self.send))
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "_EVERY", 0.01)
+    monkeypatch.setattr(sse, "_BEAT_AFTER", 0.05)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_view_is_made_once_for_all_who_look_and_sent_when_it_changes() -> None:
+    async def story() -> None:
+        live, made, value = Live(), 0, "one"
+
+        async def render() -> dict[str, str]:
+            nonlocal made
+            made += 1
+            return {"a": f"<p>{value}</p>\n<p>more</p>", "b": "still"}
+
+        viewers = [Viewer() for _ in range(20)]
+        tasks = [viewer.look(live, render) for viewer in viewers]
+        await until(lambda: all(b"one" in viewer.text for viewer in viewers))
+        assert live.viewers == 20
+        before, value = made, "two"
+        await until(lambda: all(b"two" in viewer.text for viewer in viewers))
+        assert made - before < 20  # not one for each
+        for viewer in viewers:
+            assert viewer.text.count(b"event: b\n") == 1  # it has not changed
+            assert b"event: a\ndata: <p>two</p>\ndata: <p>more</p>\n\n" in viewer.text
+        quiet = len(viewers[0].got)
+        await until(lambda: len(viewers[0].got) > quiet)  # a sign of life
+        assert b"event: beat" in viewers[0].got[-1]
+        for viewer in viewers:
+            viewer.gone.set()
+        await asyncio.gather(*tasks)
+        assert live.viewers == 0
+        last = made
+        await asyncio.sleep(0.1)
+        assert made == last  # nobody looks, so nobody reads
+
+    asyncio.run(story())
+
+
+@pytest.mark.usefixtures("quick")
+def test_who_reads_slowly_gets_the_newest_and_holds_up_nobody() -> None:
+    async def story() -> None:
+        live, number = Live(), 0
+
+        async def render() -> dict[str, str]:
+            nonlocal number
+            number += 1
+            return {"a": f"number {number};" + "x" * 10_000}
+
+        slow, fast = Viewer(), Viewer()
+        tasks = [slow.look(live, render), fast.look(live, render)]
+        await until(lambda: slow.got and b"number" in slow.text)
+        slow.reads.clear()
+        stood = len(slow.got)
+        await until(lambda: b"number 40;" in fast.text)
+        assert len(slow.got) == stood
+        slow.reads.set()
+        await until(lambda: len(slow.got) >= stood + 3)
+        assert len(slow.got) < len(fast.got)  # what came in between is not sent late
+        assert b"number 20;" not in slow.text
+        for viewer in (slow, fast):
+            viewer.gone.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(story())
+
+
+@pytest.mark.usefixtures("quick")
+def test_who_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "_STUCK_AFTER", 0.05)
+
+    async def story() -> None:
+        live, number = Live(), 0
+
+        async def render() -> dict[str, str]:
+            nonlocal number
+            number += 1
+            return {"a": str(number)}
+
+        stuck = Viewer()
+        task = stuck.look(live, render)
+        await until(lambda: live.viewers == 1)
+        stuck.reads.clear()
+        await task
+        assert live.viewers == 0
+
+    asyncio.run(story())
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_look_that_fails_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        live, tries = Live(), 0
+
+        async def render() -> dict[str, str]:
+            nonlocal tries
+            tries += 1
+            if tries in (2, 3, 4):
+                raise OSError("half a file")
+            return {"a": str(tries)}
+
+        viewer = Viewer()
+        task = viewer.look(live, render)
+        await until(lambda: b"data: 5" in viewer.text)
+        live.close()
+        await task
+
+    asyncio.run(story())
+    assert caplog.text.count("a live view could not be made") == 1
+
+
+def test_an_event_cannot_end_early() -> None:
+    said = message("a", "one\n\nevent: b\r\ndata: two\u2028three")
+    assert said.count(b"\n\n") == 1
+    assert all(line.startswith((b"event: a", b"data:")) for line in said.split(b"\n") if line)
+
+
+# ---------------------------------------------------------------- on a socket
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Alive:
+    found = Alive(tmp_path)
+    found.start()
+    found.run(2)
+    return found
+
+
+@pytest.fixture
+def home(shop: Alive) -> Path:
+    return shop.folder.home
+
+
+@contextmanager
+def look(page: Page, path: str) -> Iterator[http.client.HTTPResponse]:
+    line = http.client.HTTPConnection("127.0.0.1", page.port, timeout=SECONDS)
+    line.request("GET", path)
+    with closing(line), closing(line.getresponse()) as answer:
+        yield answer
+
+
+def read_until(answer: http.client.HTTPResponse, wanted: bytes) -> bytes:
+    found = b""
+    while wanted not in found:
+        part = answer.readline()
+        assert part, "the stream has ended"
+        found += part
+    return found
+
+
+def test_a_new_epoch_comes_by_itself(home: Path, shop: Alive) -> None:
+    with served(home) as page:
+        with look(page, "/live/jobs/shop") as answer:
+            assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+            read_until(answer, b'id="e-out-1"')
+            shop.run(1)
+            assert b"event: flow" in read_until(answer, b'id="e-out-2"')
+        patiently(lambda: page.app.state.live.viewers == 0)
+
+
+@pytest.mark.parametrize(
+    "path", ["/live/jobs", "/live/verify", "/live/jobs/shop/lineages", "/api/events"]
+)
+def test_each_view_has_a_stream_and_only_a_head_if_that_is_asked(home: Path, path: str) -> None:
+    with served(home) as page:
+        with look(page, path) as answer:
+            read_until(answer, b"event: beat")
+        assert ask(page, path, "HEAD").status == 200
+
+
+def test_streams_of_what_is_not_there_are_refused_at_once(home: Path) -> None:
+    with served(home) as page:
+        for path in ("/live/jobs/none", "/live/boards/none", "/live/verify/none"):
+            assert ask(page, path).status == 404
+
+
+def test_too_many_are_told_so_and_the_page_stays(home: Path) -> None:
+    with served(home) as page:
+        live = page.app.state.live
+        live._most = 2
+        with look(page, "/live/jobs"), look(page, "/live/verify"):
+            patiently(lambda: live.full)
+            got = ask(page, "/live/jobs")
+            assert got.status == 503
+            assert "too many look at this page already" in got.text
+            assert got.headers["retry-after"] == "10"
+            assert ask(page, "/").status == 200
+        patiently(lambda: not live.full)
+
+
+def test_a_page_ends_though_people_look(home: Path) -> None:
+    with served(home) as page, look(page, "/live/jobs") as answer:
+        read_until(answer, b"event: beat")
+        page.close()
+        while answer.readline():
+            pass  # it ends, and does not break off
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", page.port))

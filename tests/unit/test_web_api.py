@@ -1,0 +1,207 @@
+"""The HTTP API: what it answers, what it refuses, and that its document tells the truth."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alive import Alive
+from asking import ask
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from onceflow.errors import Damaged, TargetAway
+from onceflow.web import model
+from onceflow.web.api import routes, status_of
+from onceflow.web.app import create
+from onceflow.web.openapi import document
+from onceflow.web.watch import Watch
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    shop = Alive(tmp_path)
+    shop.start()
+    shop.run(3)
+    shop.tell()
+    (tmp_path / "_boards").mkdir()
+    (tmp_path / "_boards" / "ads.jsonl").write_text(
+        '{"board": "ads", "title": "Ads"}\n{"t": 1, "totals": {"n": 1}}\n'
+    )
+    run = tmp_path / "_verify" / "run-1"
+    run.mkdir(parents=True)
+    (run / "events.jsonl").write_text('{"event": "begin", "at": "2026-01-01T00:00:00Z"}\n')
+    return tmp_path
+
+
+@pytest.fixture
+def app(home: Path) -> Starlette:
+    return Starlette(routes=routes(Watch(home)))
+
+
+def test_answers_are_those_of_the_model(home: Path, app: Starlette) -> None:
+    for path, made in {
+        "/api/jobs/shop/epochs/1": model.epoch(home, "shop", 1),
+        "/api/jobs/shop/state": model.state(home, "shop"),
+        "/api/jobs/shop/ledgers": model.ledgers(home, "shop"),
+        "/api/jobs/shop/lineages": model.lineages(home, "shop"),
+        "/api/jobs/shop/savepoints": model.savepoints(home, "shop"),
+        "/api/boards": model.boards(home),
+        "/api/boards/ads": model.board(home, "ads"),
+        "/api/verify": model.verify_runs(home),
+        "/api/verify/run-1": model.verify_run(home, "run-1"),
+    }.items():
+        answer = ask(app, path)
+        assert (answer.status, answer.headers["content-type"]) == (200, "application/json"), path
+        assert answer.json == made, path
+    assert ask(app, "/api/jobs").json[0]["epoch"] == 2
+    assert ask(app, "/api/jobs/shop").json["queries"][0]["query"] == "out"
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/api/jobs/nobody", 404),
+        ("/api/jobs/nobody/ledgers", 404),
+        ("/api/jobs/shop/epochs/99", 404),
+        ("/api/jobs/shop/epochs/-1", 400),
+        ("/api/jobs/shop/epochs/1e3", 400),
+        ("/api/jobs/shop/epochs/" + "9" * 400, 400),
+        ("/api/jobs/_boards", 400),
+        ("/api/jobs/..", 400),
+        ("/api/jobs/a%00b", 400),
+        ("/api/jobs/%ff", 400),
+        ("/api/jobs/" + "x" * 5000, 400),
+        ("/api/boards/..", 400),
+        ("/api/boards/none", 404),
+        ("/api/verify/.hidden", 400),
+        ("/api/verify/none", 404),
+        ("/api/events?job=..%2f..%2fetc", 400),
+        ("/api/events?job=nobody", 404),
+    ],
+)
+def test_what_is_not_there_or_no_name_is_refused_as_a_command_does(
+    app: Starlette, path: str, status: int
+) -> None:
+    answer = ask(app, path)
+    assert answer.status == status
+    assert set(answer.json) == {"event", "kind", "message", "hint", "exit_code", "retryable"}
+    assert answer.json["hint"]
+
+
+@pytest.mark.parametrize("path", ["/api/jobs/../../etc/passwd", "/api/jobs/%2e%2e%2fetc", "/api"])
+def test_a_path_that_leads_elsewhere_leads_nowhere(app: Starlette, path: str) -> None:
+    assert ask(app, path).status == 404
+
+
+def test_a_failure_of_ours_is_told_without_a_stack(
+    app: Starlette, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr(model, "lineages", broken)
+    answer = ask(app, "/api/jobs/shop/lineages")
+    assert answer.status == 500
+    assert answer.json["kind"] == "OnceflowError"
+    assert b"secret" not in answer.body
+    assert b"Traceback" not in answer.body
+
+
+def test_a_status_says_whose_fault_it_is() -> None:
+    assert status_of(Damaged("x")) == 500
+    assert status_of(TargetAway("x")) == 503
+
+
+def test_changes_are_streamed(app: Starlette) -> None:
+    answer = ask(app, "/api/events?job=shop", until=b"event: job")
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    line = next(ln for ln in answer.body.splitlines() if ln.startswith(b"data: {"))
+    assert json.loads(line.removeprefix(b"data: "))["job"] == "shop"
+    answer = ask(app, "/api/events", until=b"event: jobs")
+    line = next(ln for ln in answer.body.splitlines() if ln.startswith(b"data: ["))
+    assert json.loads(line.removeprefix(b"data: "))[0]["job"] == "shop"
+
+
+# ---------------------------------------------------------------- the document
+
+
+def test_every_route_is_in_the_document_and_all_that_is_in_it_is_a_route(home: Path) -> None:
+    made = {
+        (route.path, method.lower())
+        for route in create(home, token=None).routes
+        if isinstance(route, Route) and route.path.startswith("/api")
+        for method in route.methods or ()
+        if method != "HEAD"
+    }
+    described = {
+        (path, method) for path, methods in document()["paths"].items() for method in methods
+    }
+    assert described == made
+
+
+def test_every_parameter_of_a_path_is_described() -> None:
+    for path, methods in document()["paths"].items():
+        for method in methods.values():
+            named = [p["name"] for p in method["parameters"] if p["in"] == "path"]
+            assert [part[1:-1] for part in path.split("/") if part.startswith("{")] == named
+
+
+def test_every_shape_that_is_named_is_there_and_used() -> None:
+    text = json.dumps(document())
+    for name in document()["components"]["schemas"]:
+        assert f'"#/components/schemas/{name}"' in text
+
+
+def test_answers_have_the_shapes_of_the_document(app: Starlette) -> None:
+    paths = {
+        "/api/jobs": "/api/jobs",
+        "/api/jobs/{job}": "/api/jobs/shop",
+        "/api/jobs/{job}/epochs/{epoch}": "/api/jobs/shop/epochs/1",
+        "/api/jobs/{job}/state": "/api/jobs/shop/state",
+        "/api/jobs/{job}/ledgers": "/api/jobs/shop/ledgers",
+        "/api/jobs/{job}/lineages": "/api/jobs/shop/lineages",
+        "/api/jobs/{job}/savepoints": "/api/jobs/shop/savepoints",
+        "/api/boards": "/api/boards",
+        "/api/boards/{board}": "/api/boards/ads",
+        "/api/verify": "/api/verify",
+        "/api/verify/{run}": "/api/verify/run-1",
+        "/api/openapi.json": "/api/openapi.json",
+    }
+    told = document()
+    for path, target in paths.items():
+        content = told["paths"][path]["get"]["responses"]["200"]["content"]
+        fits(ask(app, target).json, content["application/json"]["schema"], target)
+    fits(ask(app, "/api/jobs/nobody").json, told["components"]["schemas"]["Error"], "error")
+
+
+TYPES = {
+    "string": str, "integer": int, "number": (int, float), "boolean": bool, "array": list,
+    "object": dict, "null": type(None),
+}  # fmt: skip
+
+
+def fits(value: Any, schema: dict[str, Any], where: str) -> None:
+    """As far as our document uses JSON Schema; every field of an object that it lists is there."""
+    if "$ref" in schema:
+        schema = document()["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    for part in schema.get("allOf", ()):
+        fits(value, part, where)
+    if "type" in schema:
+        kinds = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+        assert any(isinstance(value, TYPES[kind]) for kind in kinds), f"{where}: {value!r}"
+    if "enum" in schema:
+        assert value in schema["enum"], where
+    if isinstance(value, list) and "items" in schema:
+        for i, item in enumerate(value):
+            fits(item, schema["items"], f"{where}[{i}]")
+    if isinstance(value, dict):
+        for name in schema.get("required", ()):
+            assert name in value, f"{where} has no {name}"
+        for name, inner in schema.get("properties", {}).items():
+            if name in value:
+                fits(value[name], inner, f"{where}.{name}")

@@ -1,0 +1,132 @@
+"""One reader for all who look: however many they are, the home is read once, and only if asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alive import Alive
+
+from onceflow.errors import JobError
+from onceflow.web import model
+from onceflow.web.watch import Watch
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    shop = Alive(tmp_path)
+    shop.start()
+    shop.run(3)
+    shop.tell()
+    return tmp_path
+
+
+def test_fifty_viewers_cost_one_look_and_one_answer(home: Path) -> None:
+    watch = Watch(home, every=3600)
+
+    async def look() -> list[Any]:
+        return await asyncio.gather(
+            *(watch.jobs_json() for _ in range(50)), *(watch.job_json("shop") for _ in range(50))
+        )
+
+    answers = asyncio.run(look())
+    assert watch.reads == 1
+    assert len({id(answer) for answer in answers}) == 2
+    assert json.loads(answers[0])[0]["job"] == "shop"
+
+
+def test_nobody_looks_nothing_is_read_and_what_is_new_is_seen(home: Path) -> None:
+    watch = Watch(home, every=0.0)
+    assert watch.reads == 0
+
+    async def story() -> None:
+        assert [job["epoch"] for job in await watch.jobs()] == [2]
+        Alive(home, "other").start()
+        assert [job["job"] for job in await watch.jobs()] == ["other", "shop"]
+        assert (await watch.job("other"))["state"] == "running"
+
+    asyncio.run(story())
+    assert watch.reads == 3
+
+
+def test_answers_of_the_watch_are_those_of_the_model(home: Path) -> None:
+    (home / "_boards").mkdir()
+    (home / "_boards" / "ads.jsonl").write_text('{"board": "ads"}\n{"t": 1, "totals": {"n": 1}}\n')
+    watch = Watch(home)
+
+    async def story() -> None:
+        assert await watch.epoch("shop", 1) == model.epoch(home, "shop", 1)
+        assert await watch.lineages("shop") == model.lineages(home, "shop")
+        assert await watch.savepoints("shop") == model.savepoints(home, "shop")
+        assert await watch.state("shop") == model.state(home, "shop")
+        assert await watch.ledgers("shop") == model.ledgers(home, "shop")
+        assert await watch.boards() == model.boards(home)
+        assert await watch.board("ads") == model.board(home, "ads")
+        assert await watch.verify_runs() == []
+        for wrong in (watch.job("nobody"), watch.board("none"), watch.verify_run("none")):
+            with pytest.raises(JobError):
+                await wrong
+
+    asyncio.run(story())
+
+
+def test_those_who_ask_together_get_one_answer(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def ledgers(_: Path, job: str) -> list[Any]:
+        asked.append(job)
+        return []
+
+    monkeypatch.setattr(model, "ledgers", ledgers)
+    watch = Watch(home)
+
+    async def story() -> None:
+        await asyncio.gather(*(watch.ledgers("shop") for _ in range(20)))
+        assert asked == ["shop"]
+        watch.forget()
+        await watch.ledgers("shop")
+        assert asked == ["shop", "shop"]
+
+    asyncio.run(story())
+
+
+def test_a_target_that_hangs_holds_up_nothing_else(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+    monkeypatch.setattr(model, "ledgers", lambda *_: go.wait(60))
+    watch = Watch(home, every=0.0)
+
+    async def story() -> None:
+        waiting = [asyncio.create_task(watch.ledgers("shop")) for _ in range(20)]
+        for _ in range(20):
+            assert (await watch.jobs())[0]["state"] == "running"
+        assert not any(task.done() for task in waiting)
+        go.set()
+        await asyncio.gather(*waiting)
+
+    asyncio.run(story())
+
+
+def test_looking_loads_neither_spark_nor_arrow(home: Path) -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import asyncio, sys; from onceflow.web.watch import Watch\n"
+        f"watch = Watch({str(home)!r})\n"
+        "async def look():\n"
+        "    await watch.jobs(); await watch.job('shop'); await watch.metrics()\n"
+        "    await watch.lineages('shop'); await watch.savepoints('shop')\n"
+        "asyncio.run(look())\n"
+        "print(*{n.partition('.')[0] for n in sys.modules})"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"pyspark", "py4j", "pyarrow", "numpy", "pandas", "psycopg", "confluent_kafka"}
+    assert heavy.isdisjoint(ran.stdout.split())
