@@ -1,0 +1,1 @@
+"""The reference application: ad events and orders in; exact counts, attributions, charges out."""

@@ -1,0 +1,96 @@
+"""`python -m examples.ads verify`"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onceflow.errors import JobError
+
+_FAULTS = 20
+
+
+@click.command("verify")
+@click.option("--seed", default=1, show_default=True, help="The same seed gives the same schedule.")
+@click.option(
+    "--faults",
+    type=click.IntRange(min=1),
+    default=_FAULTS,
+    show_default=True,
+    help="How many faults strike.",
+)
+@click.option("--fault", "kinds", metavar="KIND", multiple=True, help="Only faults of this kind.")
+@click.option("--at", "points", metavar="POINT", multiple=True, help="Only at this fault point.")
+@click.option("--report", metavar="FILE.html", help="Write a report that needs nothing but itself.")
+@click.option("--keep", metavar="FOLDER", help="Run there, and keep all that was written.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON.")
+def command(
+    *,
+    seed: int,
+    faults: int,
+    kinds: tuple[str, ...],
+    points: tuple[str, ...],
+    report: str | None,
+    keep: str | None,
+    as_json: bool,
+) -> None:
+    """Break the application in every way we know, and count.
+
+    All three jobs and both services run at once, embedded, while drivers are killed, frozen and
+    replaced, files are lost and damaged, tasks fail, people go back to earlier epochs, and the
+    services are killed. Then every output is compared with the truth of the generator, and every
+    charge with the clicks that were committed.
+
+    Exit code 0: valid. 1: invalid. 3: unknown, because a check could not be made.
+    """
+    from ads.verify import plan, services
+    from ads.verify.trial import Settings, Trial
+    from onceflow.cli.telling import screen, shown_on
+    from onceflow.cli.verify_screen import WORDS
+    from onceflow.verify.report import html
+
+    known = [*plan.KINDS, *services.KINDS]
+    for kind in kinds:
+        if kind not in known:
+            raise JobError(f"--fault: there is no {kind!r}", hint=f"use {', '.join(known)}")
+    for name in ("ADS_KAFKA", "ADS_POSTGRES_FILE"):
+        if name in os.environ:
+            raise JobError(f"{name} is set, and this runs embedded", hint=f"unset {name}")
+    if report is not None and not Path(report).absolute().parent.is_dir():
+        raise JobError(f"there is no folder for {report}", hint="create it, or name another file")
+    folder = Path(keep or tempfile.mkdtemp(prefix="ads-verify-")).absolute()
+    settings = Settings(
+        folder, seed, faults, kinds, points,
+        command=_again(seed=seed, faults=faults, fault=kinds, at=points),
+        mutant=os.environ.get("ONCEFLOW_MUTANT", ""),
+    )  # fmt: skip
+    shown = screen(WORDS, as_json=as_json)
+    with shown_on(shown):
+        try:
+            result = Trial(settings, shown.show).run()
+            said = result.as_json()
+            if report is not None:
+                Path(report).write_text(html(said))
+                shown.show({"event": "report", "path": report})
+            if keep is not None:
+                (folder / "result.json").write_text(json.dumps(said, indent=1) + "\n")
+        finally:
+            if keep is None:
+                shutil.rmtree(folder, ignore_errors=True)
+    sys.exit(130 if result.interrupted else result.exit_code)
+
+
+def _again(**options: Any) -> str:
+    words = ["python", "-m", "examples.ads", "verify"]
+    for name, value in options.items():
+        for one in value if isinstance(value, tuple) else (value,):
+            words += [f"--{name}", str(one)]
+    return shlex.join(words)

@@ -1,0 +1,232 @@
+"""The application's two services as processes that are broken, and kept up.
+
+What is charged is looked at all the time: the sum of all charges is at every moment what the
+campaigns have spent, and no charge ever goes away.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import ads
+from ads.budget import budget_file
+from ads.places import Places
+from ads.world import REGIONS
+from onceflow.log import EmbeddedLog
+from onceflow.runtime.complaint import death
+from onceflow.testing.servers.process import free_ports
+from onceflow.verify.checker import Violation
+from onceflow.verify.play import Play, Struck
+from onceflow.verify.reaching import at_work
+from onceflow.verify.schedule import Fault
+
+# kind -> what it does, for people
+KINDS = {
+    "kill-budget": "kill -9 of the budget service, in the middle of a transaction if it can be",
+    "kill-orders": "kill -9 of the order service, which is away for a while",
+    "refuse-orders": "the order service answers each order with 503 when it is first asked for it",
+}
+STRIKES = {
+    "kill-budget": "aggregation",
+    "kill-orders": "attribution",
+    "refuse-orders": "attribution",
+}
+_COMMAND = """
+from onceflow.runtime.driver import killed_with_parent
+killed_with_parent()
+from ads.main import main
+main()
+"""
+_CAUGHT_WITHIN = 10.0  # seconds until it is found in a transaction
+_PROBES = 100
+_CHARGES_WITHIN = 120.0
+_LOOK_EVERY = 0.5
+_MOST = 20  # violations
+
+
+class Service:
+    """One process, started again and again."""
+
+    def __init__(self, name: str, arguments: list[str], said: Path) -> None:
+        self.name, self._arguments, self._said = name, arguments, said
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *more: str) -> None:
+        self.kill()
+        root = str(Path(ads.__file__).parents[1])
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        with self._said.open("ab") as said:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _COMMAND, *self._arguments, *more],
+                env={**os.environ, "PYTHONPATH": path},
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
+
+    def gone(self) -> int | None:
+        """Its exit code, once it has ended."""
+        return None if self._process is None else self._process.poll()
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def stop(self) -> int:
+        """As Ctrl-C does; its exit code."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGINT)
+        try:
+            code = self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            code = -signal.SIGKILL
+        self.kill()
+        return code
+
+
+class Services:
+    """Both of them, while it is entered."""
+
+    def __init__(self, places: Places, said: Path) -> None:
+        (port,) = free_ports(1)
+        self.url = f"http://127.0.0.1:{port}"
+        self.violations: list[Violation] = []
+        self.budget = Service("budget", ["budget", "--folder", str(places.folder)], said)
+        self.orders = Service("order service", ["order-service", "--port", str(port)], said)
+        self._places, self._charged, self._looked = places, (0, 0), 0.0
+
+    def __enter__(self) -> Services:
+        for service in (self.budget, self.orders):
+            service.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for service in (self.budget, self.orders):
+            service.kill()
+
+    def tend(self, *, may_end: bool) -> None:
+        """Start again what has ended. Unless it may, that is a violation."""
+        for service in (self.budget, self.orders):
+            code = service.gone()
+            if code is not None:
+                if not may_end:
+                    self._wrong("stuck", f"the {service.name} {death(code)}")
+                service.start()
+        if time.monotonic() - self._looked > _LOOK_EVERY:
+            self._looked = time.monotonic()
+            self._look()
+
+    def charge_all(self, play: Play) -> None:
+        """Wait until all that is committed is charged, and stop."""
+        heads = {
+            f"counts/{region}": EmbeddedLog(self._places.log("counts", region)).view.next
+            for region in REGIONS
+        }
+        wanted = {(name, p): at for name, ends in heads.items() for p, at in enumerate(ends) if at}
+        if not play.wait(lambda: self._progress() == wanted, _CHARGES_WITHIN):
+            self._wrong("stuck", f"read to {self._progress()}, committed is {wanted}")
+        code = self.budget.stop()
+        if code:
+            self._wrong("stuck", f"when it is stopped the budget service {death(code)}")
+        self._look()
+
+    def _look(self) -> None:
+        said = _rows(
+            self._places,
+            "SELECT (SELECT count(*) FROM charges), (SELECT sum(micros) FROM charges), "
+            "(SELECT sum(clicks) FROM charges), sum(spent_micros), sum(clicks) FROM campaigns",
+        )
+        if not said:
+            return
+        charges, micros, clicks, spent, of_campaigns = (number or 0 for number in said[0])
+        if (micros, clicks) != (spent, of_campaigns):
+            self._wrong("torn", f"{clicks} clicks are charged for {micros}, and campaigns have "
+                        f"{of_campaigns} for {spent}")  # fmt: skip
+        if (charges, micros) < self._charged:
+            self._wrong("backwards", f"{self._charged} were charged, now {(charges, micros)} are")
+        self._charged = charges, micros
+
+    def _progress(self) -> dict[tuple[str, int], int]:
+        rows = _rows(self._places, "SELECT place, partition, next_offset FROM progress")
+        return {(place, partition): at for place, partition, at in rows if at}
+
+    def _wrong(self, kind: str, message: str) -> None:
+        if len(self.violations) < _MOST:
+            self.violations.append(Violation(kind, "budget.db" if kind != "stuck" else "services",
+                                             message))  # fmt: skip
+
+    # ---------------------------------------------------------------- faults
+
+    def strike(self, play: Play, fault: Fault, struck: Struck) -> None:
+        acts: dict[str, Callable[[Play, Fault, Struck], None]] = {
+            "kill-budget": self._kill_budget,
+            "kill-orders": self._kill_orders,
+            "refuse-orders": self._refuse_orders,
+        }
+        acts[fault.kind](play, fault, struck)
+
+    def _kill_budget(self, play: Play, fault: Fault, struck: Struck) -> None:
+        at_work(play, fault)
+        pid, before = self.budget.pid, self._charged
+        inside = play.wait(self._killed_inside, _CAUGHT_WITHIN)
+        self.budget.kill()
+        play.hit(struck, f"process {pid}{', in a transaction' if inside else ''}")
+        self.budget.start()
+        if not play.wait(lambda: self._charged > before, _CHARGES_WITHIN):
+            self._wrong("stuck", "nothing more is charged after the budget service was killed")
+
+    def _killed_inside(self) -> bool:
+        """Who holds the database locked, twice in some milliseconds, is busy with a transaction."""
+        locked = 0
+        with closing(sqlite3.connect(budget_file(self._places), timeout=0)) as db:
+            for _ in range(_PROBES):
+                try:
+                    db.execute("BEGIN IMMEDIATE")
+                    db.execute("ROLLBACK")
+                    locked = 0
+                except sqlite3.OperationalError:
+                    locked += 1
+                if locked == 2:
+                    os.kill(self.budget.pid, signal.SIGKILL)
+                    return True
+                time.sleep(0.002)
+        return False
+
+    def _kill_orders(self, play: Play, fault: Fault, struck: Struck) -> None:
+        at_work(play, fault)
+        pid = self.orders.pid
+        self.orders.kill()
+        away = 1 + 2 * fault.after
+        play.wait(lambda: False, away)
+        play.hit(struck, f"process {pid}, away for {away:.1f} s")
+        self.orders.start()
+
+    def _refuse_orders(self, play: Play, fault: Fault, struck: Struck) -> None:
+        at_work(play, fault)
+        play.hit(struck, "from now on, until it is started again")
+        self.orders.start("--failing", "1")
+
+
+def _rows(places: Places, sql: str) -> list[tuple[int, ...]]:
+    """What budget.db holds; nothing if it can't be looked at now."""
+    path = budget_file(places)
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            return db.execute(sql).fetchall()
+    except sqlite3.OperationalError:  # not there yet, or no space for a lock
+        return []
