@@ -20,10 +20,10 @@ from pathlib import Path
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def cpu_seconds() -> float:
-    """Of this process and all that it started, also of those that ended."""
+def cpu_seconds(root: int | None = None) -> float:
+    """Of this process, or another, and all that it started, also of those that ended."""
     parents, times = _processes()
-    total, left = 0, [os.getpid()]
+    total, left = 0, [root or os.getpid()]
     while left:
         pid = left.pop()
         total += times.get(pid, 0)

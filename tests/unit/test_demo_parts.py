@@ -1,369 +1,36 @@
-"""The demo without Spark: its stream, its truth, its judgement, and how it ends processes."""
+"""The demo without Spark: its folder, its feed, whom it kills, what it says, how it ends all."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
-from collections import Counter
-from contextlib import closing
-from dataclasses import replace
-from datetime import datetime, timedelta
-from importlib import resources
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner, Result
 
-from onceflow.cli.demo import command, next_commands
+from onceflow.cli.demo import next_commands
 from onceflow.cli.demo_screen import WORDS
 from onceflow.cli.telling import Json, Plain, Terminal
-from onceflow.demo import play as stage
+from onceflow.demo import application
+from onceflow.demo.cast import JobPart, Part, Quiet, Stage
+from onceflow.demo.drain import positions
 from onceflow.demo.feed import Feed
-from onceflow.demo.processes import Run, frozen
-from onceflow.demo.stream import BEGIN, COMMITS, DELAY, LATEST, SPAN, Stream, Truth, table
-from onceflow.demo.verdict import Result as Found
-from onceflow.demo.verdict import judge, read
+from onceflow.demo.folder import prepare
+from onceflow.demo.processes import DRIVER, RUN, WORKER, Child, Ended, frozen
+from onceflow.demo.steady import Steady
+from onceflow.demo.strikes import SEEN, Chaos, Plan
 from onceflow.errors import JobError, LeaseHeld
 from onceflow.log.embedded import EmbeddedLog
 from onceflow.runtime.lease import Lease
 
-SHIPPED = resources.files("onceflow.demo").joinpath("ads.py").read_text()
-
-
-@pytest.fixture(scope="module")
-def stream() -> Stream:
-    return Stream(seed=5, events=4000)
-
-
-# ---------------------------------------------------------------- the stream
-
-
-def test_a_seed_gives_the_same_stream_and_the_same_truth_again(stream: Stream) -> None:
-    again, other = Stream(seed=5, events=4000), Stream(seed=6, events=4000)
-    assert again.rows == stream.rows
-    assert again.truth() == stream.truth()
-    assert other.rows != stream.rows
-    assert other.truth() != stream.truth()
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_no_row_is_later_than_the_watermark_allows_wherever_an_epoch_begins(seed: int) -> None:
-    """Its lateness behind the newest row before it bounds what any cut into epochs can see."""
-    newest, latest = datetime.min.replace(tzinfo=BEGIN.tzinfo), timedelta(0)
-    for row in Stream(seed=seed, events=2000).rows:
-        newest = max(newest, row.event_time)
-        latest = max(latest, newest - row.event_time)
-    assert timedelta(seconds=5) < latest <= LATEST < DELAY
-
-
-def test_the_job_waits_as_long_as_the_stream_says() -> None:
-    (delay,) = re.findall(r'withWatermark\("event_time", "(\d+) seconds"\)', SHIPPED)
-    assert timedelta(seconds=int(delay)) == DELAY
-
-
-def test_events_arrive_again_in_later_commits_with_the_same_id_and_time(stream: Stream) -> None:
-    first: dict[str, tuple[int, Any]] = {}
-    apart = []
-    for number, commit in enumerate(stream.commits()):
-        for row in commit:
-            if row.event is None:
-                continue
-            seen, before = first.setdefault(row.event.id, (number, row))
-            assert row == before
-            apart.append(number - seen)
-    again = len(apart) - len(first)
-    assert len(first) == stream.events
-    assert again == stream.again > stream.events * 0.03
-    assert sum(distance > 0 for distance in apart) > again / 2
-
-
-def test_what_is_malformed_cannot_be_parsed_and_all_else_can(stream: Stream) -> None:
-    def parses(text: str) -> bool:
-        try:
-            found = json.loads(text)
-        except ValueError:
-            return False
-        names = ("id", "ad", "kind")
-        return isinstance(found, dict) and all(found.get(name) is not None for name in names)
-
-    for row in stream.rows:
-        assert parses(row.value) == (row.event is not None), row.value
-    assert stream.malformed == stream.truth().rejected.total() > stream.events * 0.005
-
-
-def test_the_truth_counts_every_event_once(stream: Stream) -> None:
-    truth = stream.truth()
-    assert truth.counts.total() == stream.events
-    cells = Counter()
-    seen = set()
-    for row in stream.rows:
-        if row.event is not None and row.event.id not in seen:
-            seen.add(row.event.id)
-            fields = json.loads(row.value)
-            minute = row.event_time.isoformat(sep=" ")[:16]
-            cells[fields["ad"], fields["kind"], minute] += 1
-    assert cells == truth.counts
-    assert {kind for _, kind, _ in cells} == {"impression", "click"}
-    assert len({minute for *_, minute in cells}) == SPAN / timedelta(minutes=1)
-
-
-def test_commits_are_the_rows_in_order_and_the_closing_event_is_far_ahead(stream: Stream) -> None:
-    commits = stream.commits()
-    assert len(commits) == COMMITS
-    assert all(commits)
-    assert [row for commit in commits for row in commit] == stream.rows
-    last_window_ends = max(row.event_time for row in stream.rows) + timedelta(minutes=1)
-    assert stream.closing.event_time - DELAY > last_window_ends
-    assert stream.closing.event not in [row.event for row in stream.rows]
-
-
-# ---------------------------------------------------------------- feeding the log
-
-
-@pytest.mark.parametrize("kills", [1, 10])
-@pytest.mark.parametrize("hunger", [1, 10_000])
-def test_a_job_that_is_to_be_killed_always_has_rows_ahead(
-    kills: int, hunger: int, tmp_path: Path
-) -> None:
-    """However much it reads at a time: when half of its part is read, more is still to come."""
-    stream, time_ = Stream(seed=1, events=1000), iter(range(1_000_000))
-    log = EmbeddedLog.create(tmp_path / "events")
-    feed = Feed(stream, log, lives=kills + 1, clock=lambda: float(next(time_)))
-    read = 0
-    for life in range(kills):
-        for _ in range(COMMITS):
-            feed.append_while_down(life)
-        while read < feed.half_of_part(life):
-            feed.append(read=read)
-            read = min(feed.appended, read + hunger)
-        read = before = feed.appended  # it has caught up, and was not caught in an epoch
-        feed.append(read=read)
-        assert feed.appended > before
-        assert not feed.done
-    while not feed.done:
-        feed.append_the_rest()
-    assert feed.appended == feed.rows == sum(log.refresh().view.next)
-    assert feed.close() == feed.rows + 1 == sum(log.refresh().view.next)
-
-
-# ---------------------------------------------------------------- judging
-
-
-def publish(folder: Path, truth: Truth) -> None:
-    """What a perfect job leaves, in two files for each output and a table."""
-    rows = [
-        {"minute": datetime.fromisoformat(f"{minute}:00+00:00"), "ad": ad, "kind": kind, "count": n}
-        for (ad, kind, minute), n in sorted(truth.counts.items())
-    ]
-    lines = [{"value": line} for line in truth.rejected.elements()]
-    for name, content in (("counts", rows), ("rejected", lines)):
-        (folder / "out" / name / "_commits").mkdir(parents=True)
-        (folder / "out" / name / "_commits" / "1.json").write_text("{}")
-        half = len(content) // 2
-        pq.write_table(pa.Table.from_pylist(content[:half]), folder / "out" / name / "1.parquet")
-        pq.write_table(pa.Table.from_pylist(content[half:]), folder / "out" / name / "2.parquet")
-    with closing(sqlite3.connect(folder / "out" / "counts.db")) as db:
-        db.execute("CREATE TABLE counts (minute TEXT, ad TEXT, kind TEXT, count INTEGER)")
-        db.executemany(
-            "INSERT INTO counts VALUES (:minute, :ad, :kind, :count)",
-            [{**row, "minute": row["minute"].strftime("%Y-%m-%d %H:%M:%S.000000")} for row in rows],
-        )
-        db.commit()
-
-
-def change(folder: Path, statement: str) -> None:
-    with closing(sqlite3.connect(folder / "out" / "counts.db")) as db:
-        assert db.execute(statement).rowcount == 1
-        db.commit()
-
-
-def test_a_perfect_result_is_exact(stream: Stream, tmp_path: Path) -> None:
-    publish(tmp_path, stream.truth())
-    verdict = judge(stream.truth(), read(tmp_path))
-    assert verdict.exact
-    assert (verdict.lost, verdict.duplicated) == (0, 0)
-    assert verdict.compared == 2 * len(stream.truth().counts) + len(stream.truth().rejected)
-
-
-def test_a_row_that_is_missing_there_twice_or_changed_is_named(
-    stream: Stream, tmp_path: Path
-) -> None:
-    publish(tmp_path, stream.truth())
-    cell = ("ad-01", "impression", "2026-01-01 12:01")
-    here = "ad = 'ad-01' AND kind = 'impression' AND minute LIKE '2026-01-01 12:01%'"
-    count = stream.truth().counts[cell]
-    says = "sqlite: ad-01 impression 2026-01-01 12:01:"
-
-    change(tmp_path, f"UPDATE counts SET count = count + 2 WHERE {here}")
-    verdict = judge(stream.truth(), read(tmp_path))
-    assert (verdict.exact, verdict.lost, verdict.duplicated) == (False, 0, 2)
-    assert [str(d) for d in verdict.differences] == [f"{says} {count + 2} instead of {count}"]
-
-    change(tmp_path, f"UPDATE counts SET count = {count} WHERE {here}")
-    change(tmp_path, f"INSERT INTO counts SELECT * FROM counts WHERE {here}")
-    verdict = judge(stream.truth(), read(tmp_path))
-    assert (verdict.exact, verdict.lost, verdict.duplicated) == (False, 0, count)
-    assert [str(d) for d in verdict.differences] == [
-        f"{says} {count} and {count} instead of {count}"
-    ]
-
-    change(
-        tmp_path, f"DELETE FROM counts WHERE rowid = (SELECT max(rowid) FROM counts WHERE {here})"
-    )
-    change(tmp_path, f"DELETE FROM counts WHERE {here}")
-    verdict = judge(stream.truth(), read(tmp_path))
-    assert (verdict.exact, verdict.lost, verdict.duplicated) == (False, count, 0)
-    assert [str(d) for d in verdict.differences] == [f"{says} nothing instead of {count}"]
-
-
-def test_parts_that_add_up_and_rows_that_nobody_sent_are_not_exact(stream: Stream) -> None:
-    truth = stream.truth()
-    good = {cell: [count] for cell, count in truth.counts.items()}
-    perfect = Found(good, good, truth.rejected)
-    assert judge(truth, perfect).exact
-    cell = max(good)
-    torn = judge(truth, replace(perfect, files={**good, cell: [1, truth.counts[cell] - 1]}))
-    assert (torn.exact, torn.lost, torn.duplicated) == (False, 0, 0)
-    strange = judge(truth, replace(perfect, files={**good, ("ad-99", "click", "never"): [3]}))
-    assert (strange.exact, strange.lost, strange.duplicated) == (False, 0, 3)
-    line, times = truth.rejected.most_common(1)[0]
-    missing = judge(truth, replace(perfect, rejected=truth.rejected - Counter([line])))
-    assert (missing.exact, missing.lost, missing.duplicated) == (False, 1, 0)
-    assert str(missing.differences[0]).endswith(f"{times - 1 or 'nothing'} instead of {times}")
-
-
-def test_targets_that_are_not_there_have_lost_everything(stream: Stream, tmp_path: Path) -> None:
-    verdict = judge(stream.truth(), read(tmp_path))
-    assert not verdict.exact
-    assert verdict.lost == 2 * stream.events + stream.malformed
-
-
-# ---------------------------------------------------------------- the command
-
-
-def demo(folder: Path, monkeypatch: pytest.MonkeyPatch, tamper: str = "", *more: str) -> Result:
-    """The command with a job that publishes the truth, which is then tampered with."""
-
-    def live(self: stage.Play, life: int) -> None:
-        publish(self.folder, self._stream.truth())
-        if tamper:
-            change(self.folder, tamper)
-
-    monkeypatch.setattr(stage.Play, "_live", live)
-    arguments = ["--folder", str(folder), "--events", "1000", "--seed", "5", "--kills", "0", *more]
-    return CliRunner().invoke(command, arguments)
-
-
-def test_a_result_that_is_exact_is_exit_code_0(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done = demo(tmp_path / "demo", monkeypatch)
-    assert done.exit_code == 0, done.output
-    assert "lost 0, duplicated 0" in done.output
-    assert "try next:" in done.output
-
-
-def test_a_result_that_was_tampered_with_is_exit_code_1_and_says_what_differs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tamper = "DELETE FROM counts WHERE rowid = 7"
-    ad, kind, minute = sorted(Stream(seed=5, events=1000).truth().counts)[6]
-    count = Stream(seed=5, events=1000).truth().counts[ad, kind, minute]
-    done = demo(tmp_path / "demo", monkeypatch, tamper)
-    assert done.exit_code == 1
-    assert f"lost {count}, duplicated 0: 1 of " in done.output
-    assert f"sqlite: {ad} {kind} {minute}: nothing instead of {count}\n" in done.output
-
-    done = demo(tmp_path / "demo", monkeypatch, tamper, "--json")
-    assert done.exit_code == 1
-    events = {event["event"]: event for event in map(json.loads, done.output.splitlines())}
-    verdict = events["verdict"]
-    assert (verdict["exact"], verdict["lost"], verdict["duplicated"]) == (False, count, 0)
-    (difference,) = verdict["differences"]
-    assert difference["what"] == [ad, kind, minute]
-
-
-def test_signals_are_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
-    demo(tmp_path / "demo", monkeypatch)
-    assert before == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
-
-
-def test_what_to_try_next_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "it's here"
-    demo(folder, monkeypatch)
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    monkeypatch.setenv("JAVA_HOME", "/opt/a java")
-    commands = [c["command"] for c in next_commands(folder)]
-    assert commands[0] == f"cd '{tmp_path}/it'\"'\"'s here'"
-    assert commands[1:3] == [
-        f"source {sys.prefix}/bin/activate", "export JAVA_HOME='/opt/a java'",
-    ]  # fmt: skip
-    (look,) = [c for c in commands if "SELECT" in c]
-    said = subprocess.run(
-        ["bash", "-ec", f"{commands[0]}; {look.replace('python ', sys.executable + ' ', 1)}"],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert len(said.stdout.splitlines()) == 5
-
-
-def test_json_tells_how_it_goes_at_most_once_a_second(capsys: pytest.CaptureFixture[str]) -> None:
-    screen = Json()
-    for _ in range(10):
-        screen.show({"event": "progress"})
-        screen.show({"event": "killed"})
-    said = [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()]
-    assert said.count("progress") == 1
-    assert said.count("killed") == 10
-
-
-PROGRESS = {
-    "event": "progress", "seconds": 61.25, "doing": "running", "appended": 1200, "read": 1000,
-    "of": 63_670, "epoch": 3,
-}  # fmt: skip
-
-
-def test_a_terminal_has_a_live_line_that_fits_below_what_happened(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    screen = Terminal(WORDS)
-    screen.show(PROGRESS)
-    screen.show({"event": "stopped", "seconds": 62.0, "epoch": 4})
-    screen.show({**PROGRESS, "doing": "starting", "epoch": None})
-    screen.close()
-    # (click takes escapes away where there is no terminal)
-    clear, live, happened, again, end = capsys.readouterr().out.split("\r")
-    assert (clear, end) == ("", "")
-    assert live == " 61.2 s  running: 1,200 of 63,670 rows appended, 1,000 proc"
-    assert happened == " 62.0 s  stopped after epoch 4\n"
-    assert again.startswith(" 61.2 s  Spark starts: ")
-
-
-@pytest.mark.parametrize("decided", [True, False])
-def test_a_kill_is_told_with_who_was_killed_and_what_becomes_of_the_epoch(
-    decided: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names = ["onceflow run", "driver", "JVM", "worker", "worker"]
-    processes = [{"pid": pid, "what": what, "how": ""} for pid, what in enumerate(names, 11)]
-    Plain(WORDS).show(
-        {"event": "killed", "seconds": 9.0, "processes": processes, "epoch": 7, "decided": decided}
-    )
-    first, second = capsys.readouterr().out.splitlines()
-    assert first == "  9.0 s  kill -9 of onceflow run 11, driver 12, JVM 13, 2 Python workers"
-    fate = "decided, so it will be published" if decided else "not decided, so it runs anew"
-    assert second.strip() == f"in the middle of epoch 7: {fate}"
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who belongs to whom")
 
 
 # ---------------------------------------------------------------- the folder
@@ -371,63 +38,164 @@ def test_a_kill_is_told_with_who_was_killed_and_what_becomes_of_the_epoch(
 
 def test_the_folder_of_a_demo_is_begun_anew_and_keeps_what_is_not_the_demos(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "demo"
-    stage.prepare(folder, seed=1, events=2)
-    assert (folder / "ads.py").read_text() == SHIPPED
-    EmbeddedLog.create(folder / "events")
-    (folder / "home").mkdir()
+    prepare(folder, seed=1)
+    shipped = {path.name for path in application.shipped().glob("*.py")}
+    assert {path.name for path in (folder / "ads").iterdir()} >= shipped
+    EmbeddedLog.create(folder / "raw" / "eu")
+    (folder / "ads" / "__pycache__").mkdir()
+    (folder / "home" / "old").mkdir()
+    (folder / "serving.db-wal").touch()
     (folder / "notes.txt").write_text("mine")
-    stage.prepare(folder, seed=3, events=4)
-    assert sorted(path.name for path in folder.iterdir()) == ["ads.py", "demo.json", "notes.txt"]
-    assert json.loads((folder / "demo.json").read_text()) == {"seed": 3, "events": 4}
+    prepare(folder, seed=3)
+    assert sorted(p.name for p in folder.iterdir()) == ["ads", "demo.json", "home", "notes.txt"]
+    assert list((folder / "home").iterdir()) == []
+    assert json.loads((folder / "demo.json").read_text())["seed"] == 3
 
 
 def test_a_folder_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     with pytest.raises(JobError, match="not of a demo"):
-        stage.prepare(tmp_path, seed=1)
+        prepare(tmp_path, seed=1)
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
     (tmp_path / "file").touch()
     with pytest.raises(JobError, match="not a folder"):
-        stage.prepare(tmp_path / "file", seed=1)
+        prepare(tmp_path / "file", seed=1)
 
 
 def test_a_job_file_that_was_changed_and_a_job_that_runs_are_not_replaced(tmp_path: Path) -> None:
-    stage.prepare(tmp_path, seed=1)
-    (tmp_path / "ads.py").write_text(SHIPPED + "# mine\n")
-    with pytest.raises(JobError, match=r"ads\.py was changed"):
-        stage.prepare(tmp_path, seed=1)
-    (tmp_path / "ads.py").unlink()
-    lease = Lease(tmp_path / "home" / "ads" / "lease", "ads")
+    prepare(tmp_path, seed=1)
+    job = tmp_path / "ads" / "aggregation.py"
+    before = job.read_text()
+    job.write_text(before + "# mine\n")
+    with pytest.raises(JobError, match=r"aggregation\.py was changed"):
+        prepare(tmp_path, seed=1)
+    job.write_text(before)
+    (tmp_path / "ads" / "mine.py").touch()
+    with pytest.raises(JobError, match=r"mine\.py was changed"):
+        prepare(tmp_path, seed=1)
+    (tmp_path / "ads" / "mine.py").unlink()
+    (tmp_path / "home" / "load").mkdir()
+    (tmp_path / "home" / "load" / "job.json").touch()
+    lease = Lease(tmp_path / "home" / "load" / "lease", "load")
     lease.acquire()
     lease.next_term(0)
     with pytest.raises(LeaseHeld, match="is led by process"):
-        stage.prepare(tmp_path, seed=1)
+        prepare(tmp_path, seed=1)
     lease.release()
-    stage.prepare(tmp_path, seed=1)
+    prepare(tmp_path, seed=1)
+
+
+def test_the_application_of_a_folder_is_loaded_from_that_folder(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        prepare(tmp_path / name, seed=1)
+        app = application.Application(tmp_path / name)
+        assert Path(str(app.module("world").__file__)).parent == tmp_path / name / "ads"
+
+
+# ---------------------------------------------------------------- feeding
+
+
+class Numbers:
+    """A stream of one line a chunk: its number."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self._made = 0
+
+    def send(self, chunks: int) -> dict[str, list[int]]:
+        self.batches.append(list(range(self._made + 1, self._made + chunks + 1)))
+        self._made += chunks
+        return {"eu": self.batches[-1]}
+
+    def close(self) -> dict[str, list[int]]:
+        return {"eu": [-1], "us": [-2]}
+
+
+class Seen:
+    def __init__(self) -> None:
+        self.lines: list[int] = []
+
+    def add(self, lines: dict[str, list[int]]) -> None:
+        self.lines += [line for some in lines.values() for line in some]
+
+
+def test_what_is_due_is_sent_and_goes_to_the_truth() -> None:
+    truth, stream, now = Seen(), Numbers(), [100.0]
+    feed = Feed(stream, truth, chunks_per_s=10, clock=lambda: now[0])
+    assert feed.rows_per_s() == 0
+    for at in (100.0, 100.05, 100.1, 100.1, 101.0):
+        now[0] = at
+        feed.turn()
+    assert truth.lines == list(range(1, 12))
+    now[0] = 102.0
+    assert feed.rows_per_s() == 11 / 2
+    feed.close()
+    assert (feed.chunks, feed.rows, truth.lines[-2:]) == (11, 13, [-1, -2])
+    now[0] = 200.0
+    assert feed.rows_per_s() == 0
+
+
+def test_a_feed_that_was_held_up_makes_up_for_it_in_parts() -> None:
+    stream, now = Numbers(), [0.0]
+    feed = Feed(stream, Seen(), chunks_per_s=60, clock=lambda: now[0])
+    feed.turn()
+    now[0] = 10.0
+    while feed.chunks < 601:
+        feed.turn()
+    feed.turn()
+    assert [line for batch in stream.batches for line in batch] == list(range(1, 602))
+    assert max(map(len, stream.batches)) < 600
+
+
+def test_what_goes_wrong_beside_the_play_is_raised_in_it() -> None:
+    turns: list[None] = []
+
+    def turn() -> None:
+        turns.append(None)
+        raise OSError("no space")
+
+    with Steady(turn, every=0.001) as steady:
+        patiently(lambda: turns)
+        steady.stop()
+        with pytest.raises(OSError, match="no space"):
+            steady.look()
+
+
+def test_offsets_of_logs_and_topics_are_told_alike() -> None:
+    log = {"log": "x", "path": "/a/raw/eu", "commit": 9, "at": 17, "next": [4, 5]}
+    assert list(positions(log)) == [("/a/raw/eu", (4, 5))]
+    topics = {"ads.raw.eu": {"1": 5, "0": 4}, "ads.raw.us": {"0": 6, "1": 7}}
+    assert list(positions(topics)) == [("ads.raw.eu", (4, 5)), ("ads.raw.us", (6, 7))]
+    assert list(positions(7)) == []
 
 
 # ---------------------------------------------------------------- processes
 
 FAMILY = """
-import subprocess, sys, time
+import json, os, subprocess, sys, time
 sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
-if len(sys.argv) == 1:  # the supervisor, whose driver has a session of its own
+def say(**event): print(json.dumps(event), flush=True)
+if sys.argv[1:] == ["driver"]:
+    workers = [subprocess.Popen(sleep), subprocess.Popen(sleep, process_group=0)]
+    say(event="ready", workers=[worker.pid for worker in workers])
+else:  # the supervisor, whose driver has a session of its own
     driver = subprocess.Popen([sys.executable, __file__, "driver"], start_new_session=True)
-    print('{"event": "started", "pid": %d}' % driver.pid, flush=True)
-else:
-    subprocess.Popen(sleep)
-    subprocess.Popen(sleep, process_group=0)  # as Spark's Python workers
-    print('{"event": "ready"}', flush=True)
+    say(event="started", pid=driver.pid)
 time.sleep(600)
 """
 
 
-def family(tmp_path: Path) -> Run:
-    (tmp_path / "family.py").write_text(FAMILY)
-    return Run([sys.executable, "family.py"], tmp_path, tmp_path / "scratch")
+def child(tmp_path: Path, *arguments: str) -> Child:
+    return Child(RUN, list(arguments), folder=tmp_path, said=tmp_path / "said" / "child.err",
+                 environment=os.environ)  # fmt: skip
 
 
-def heard(run: Run, kind: str) -> dict[str, Any]:
+def family(tmp_path: Path) -> Child:
+    (tmp_path / "supervisor.py").write_text(FAMILY)
+    return child(tmp_path, "supervisor")
+
+
+def heard(run: Child, kind: str) -> dict[str, Any]:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for event in run.events():
@@ -441,19 +209,27 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who belongs to whom")
+def patiently(condition: Any) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@LINUX
 def test_a_kill_ends_the_whole_family_and_tells_that_it_was_the_signal(tmp_path: Path) -> None:
     with family(tmp_path) as run:
         driver = heard(run, "started")["pid"]
         heard(run, "ready")
         ended = run.kill(driver)
-        assert [process.what for process in ended] == ["onceflow run", "driver", "worker", "worker"]
+        assert [process.what for process in ended] == [RUN, DRIVER, WORKER, WORKER]
         assert {process.how for process in ended} == {"was ended by SIGKILL"}
         assert not any(alive(process.pid) for process in ended)
         assert run.kill(driver) == []
+    assert not (tmp_path / "said" / "child.err").exists()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who belongs to whom")
+@LINUX
 def test_leaving_the_block_ends_the_whole_family_too(tmp_path: Path) -> None:
     with family(tmp_path) as run:
         driver = heard(run, "started")["pid"]
@@ -461,7 +237,41 @@ def test_leaving_the_block_ends_the_whole_family_too(tmp_path: Path) -> None:
     assert not alive(driver)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@LINUX
+def test_what_a_kill_of_one_process_leaves_is_ended_with_the_rest(tmp_path: Path) -> None:
+    with family(tmp_path) as run:
+        driver = heard(run, "started")["pid"]
+        workers = heard(run, "ready")["workers"]
+        assert run.family(driver) == {driver: DRIVER, **dict.fromkeys(workers, WORKER)}
+        run.kill_alone(driver, DRIVER)
+        patiently(lambda: driver not in run.family())  # its parent may leave it unreaped
+        assert not run.gone()
+        assert all(map(alive, workers))
+    assert not any(map(alive, [driver, *workers]))
+
+
+@LINUX
+def test_a_child_ends_with_the_demo_however_that_ends(tmp_path: Path) -> None:
+    demo = (
+        "import os, pathlib, time\n"
+        "from onceflow.demo.processes import Child\n"
+        "here = pathlib.Path.cwd()\n"
+        "run = Child('x', ['supervisor'], folder=here, said=here / 'err', environment=os.environ)\n"
+        "print(run.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    (tmp_path / "supervisor.py").write_text("import time; time.sleep(600)")
+    with subprocess.Popen(
+        [sys.executable, "-c", demo], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        patiently(lambda: b"onceflow.demo.child" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        process.kill()
+    patiently(lambda: not alive(pid) or " Z " in Path(f"/proc/{pid}/stat").read_text())
+
+
+@LINUX
 def test_a_frozen_driver_stands_still_and_goes_on(tmp_path: Path) -> None:
     def state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -470,28 +280,216 @@ def test_a_frozen_driver_stands_still_and_goes_on(tmp_path: Path) -> None:
         driver = heard(run, "started")["pid"]
         heard(run, "ready")
         with frozen(driver):
-            deadline = time.monotonic() + 10
-            while state(driver) != "T":
-                assert time.monotonic() < deadline
-        deadline = time.monotonic() + 10
-        while state(driver) == "T":
-            assert time.monotonic() < deadline
+            patiently(lambda: state(driver) == "T")
+        patiently(lambda: state(driver) != "T")
 
 
-def test_a_table_of_rows_fits_a_log_with_the_default_columns(tmp_path: Path) -> None:
-    stream = Stream(seed=1, events=1000)
-    log = EmbeddedLog.create(tmp_path / "events")
-    assert log.append(table(stream.commits()[0])).rows == len(stream.commits()[0])
-    (batch,) = log.read(columns=["value", "event_time"])
-    assert batch.to_pylist() == [
-        {"value": row.value, "event_time": row.event_time} for row in stream.commits()[0]
-    ]
+def test_a_child_that_ends_by_itself_says_how(tmp_path: Path) -> None:
+    (tmp_path / "supervisor.py").write_text("import sys; sys.exit('no, thanks')")
+    with child(tmp_path, "supervisor") as run:
+        patiently(run.ended)
+        said = tmp_path / "said" / "child.err"
+        assert run.how_it_ended() == f"{RUN} ended with exit code 1; what it said is in {said}"
+        assert said.read_text() == "no, thanks\n"
 
 
-def test_what_a_killed_jvm_leaves_goes_where_the_demo_can_remove_it(tmp_path: Path) -> None:
-    program = "import json, os; print(json.dumps({'event': 'x', **os.environ}))"
-    with Run([sys.executable, "-c", program], tmp_path, tmp_path / "scratch") as run:
-        settings = heard(run, "x")
-    assert settings["SPARK_LOCAL_DIRS"] == str(tmp_path / "scratch")
-    assert f'-Djava.io.tmpdir="{tmp_path}/scratch"' in settings["JDK_JAVA_OPTIONS"]
-    assert os.path.isdir(tmp_path / "scratch")
+# ---------------------------------------------------------------- whom it kills
+
+
+class Epochs:
+    """Of a job that is always in the middle of its seventh epoch."""
+
+    def under_way(self) -> tuple[str, int]:
+        return "eu", 7
+
+    def leader(self) -> Any:
+        return SimpleNamespace(pid=2**22 + 1)  # nobody
+
+    def last(self, query: str) -> Any:
+        return SimpleNamespace(epoch=6)
+
+
+class FakeJob(JobPart):
+    """A job that is told to be killed, and comes back when the test says so."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        super().__init__(name, Stage(folder, lambda *_, **__: None))
+        self.observed = Epochs()  # type: ignore[assignment]
+        self.works()
+
+    def works(self) -> None:
+        self.running, self.progress = True, [{"epochs": SEEN}]
+
+    def kill(self) -> list[Ended]:
+        self.running, self.progress = False, []
+        return [Ended(1, RUN, ""), Ended(2, DRIVER, "")]
+
+    def alone(self, what: str) -> list[tuple[int, str]]:
+        return [(3, what), (4, what)]
+
+    def kill_alone(self, pid: int, what: str) -> list[Ended]:
+        self.running = False
+        return [Ended(pid, what, "")]
+
+
+class FakeService(Quiet):
+    def __init__(self, name: str, folder: Path) -> None:
+        super().__init__(name, name, [], Stage(folder, lambda *_, **__: None))
+        self.running = True
+
+    def kill(self) -> list[Ended]:
+        self.running = False
+        return [Ended(5, self.what, "")]
+
+
+def fakes(folder: Path) -> tuple[list[JobPart], list[Part]]:
+    jobs: list[JobPart] = [FakeJob(name, folder) for name in ("aggregation", "attribution", "load")]
+    return jobs, [FakeService("orders", folder), FakeService("budget", folder)]
+
+
+def test_jobs_are_killed_one_after_the_other_when_all_work(tmp_path: Path) -> None:
+    jobs, services = fakes(tmp_path)
+    plan = Plan(jobs, services[1], kills=4, seed=1)
+    killed = []
+    while not plan.over:
+        struck = plan.strike()
+        assert struck is not None
+        killed.append(struck.part)
+        if struck.part != "budget":
+            assert (struck.query, struck.epoch, struck.decided) == ("eu", 7, False)
+            down = next(job for job in jobs if job.name == struck.part)
+            if not plan.over and len(killed) > 1:
+                assert plan.strike() is None  # it starts again
+            assert isinstance(down, FakeJob)
+            down.works()
+    assert killed == ["aggregation", "budget", "attribution", "load", "aggregation"]
+    assert plan.strike() is None
+
+
+def test_a_plan_without_kills_is_over(tmp_path: Path) -> None:
+    jobs, services = fakes(tmp_path)
+    plan = Plan(jobs, services[1], kills=0, seed=1)
+    assert plan.over
+    assert plan.strike() is None
+
+
+def chaos(folder: Path, seed: int) -> list[tuple[str, str]]:
+    """Who is killed in five minutes, if everything works again ten seconds later."""
+    jobs, services = fakes(folder)
+    now, found, back = [0.0], [], dict[str, float]()
+    strikes = Chaos(jobs, services, seed=seed, clock=lambda: now[0])
+    last = 0.0
+    while now[0] < 300:
+        now[0] += 0.5
+        for part in (*jobs, *services):
+            if back.get(part.name, 0.0) <= now[0]:
+                part.works() if isinstance(part, FakeJob) else setattr(part, "running", True)
+        struck = strikes.strike()
+        if struck is not None:
+            assert now[0] - last >= 2
+            last, back[struck.part] = now[0], now[0] + 10
+            found.append((struck.part, struck.what))
+    return found
+
+
+def test_chaos_kills_everything_by_chance_and_the_same_again_with_the_same_seed(
+    tmp_path: Path,
+) -> None:
+    first = chaos(tmp_path, 1)
+    assert first == chaos(tmp_path, 1) != chaos(tmp_path, 2)
+    assert {part for part, _ in first} == {"aggregation", "attribution", "load", "orders", "budget"}
+    assert {what for _, what in first} == {"all", RUN, DRIVER, "JVM", WORKER}
+    assert len(first) > 30
+
+
+def test_chaos_kills_nothing_that_has_come_to_nothing(tmp_path: Path) -> None:
+    jobs, services = fakes(tmp_path)
+    for job in jobs:
+        job.progress = [{"epochs": 0}]
+    for service in services:
+        service.running = False
+    now = [0.0]
+    strikes = Chaos(jobs, services, seed=1, clock=lambda: now[0])
+    for at in range(100):
+        now[0] = float(at)
+        assert strikes.strike() is None
+    assert not strikes.over
+
+
+# ---------------------------------------------------------------- what it says
+
+JOB = {"state": "runs", "epoch": 3, "rows_in_per_s": 900, "lag_s": 1.25}
+PROGRESS = {
+    "event": "progress", "seconds": 61.25, "doing": "running", "rows": 1200, "rows_per_s": 2012,
+    "jobs": {"aggregation": JOB, "load": {**JOB, "state": "starts", "lag_s": None}},
+}  # fmt: skip
+KILLED = {
+    "event": "killed", "seconds": 9.0, "part": "aggregation", "what": "all", "query": "eu",
+    "epoch": 7, "says": "",
+}  # fmt: skip
+
+
+def test_json_tells_how_it_goes_at_most_once_a_second(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Json()
+    for _ in range(10):
+        screen.show({"event": "progress"})
+        screen.show({"event": "killed"})
+    said = [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()]
+    assert said.count("progress") == 1
+    assert said.count("killed") == 10
+
+
+def test_a_terminal_has_a_live_line_that_fits_below_what_happened(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    screen = Terminal(WORDS)
+    screen.show(PROGRESS)
+    screen.show({"event": "playing", "seconds": 62.0, "url": "http://127.0.0.1:8765/"})
+    screen.show({**PROGRESS, "doing": "starting"})
+    screen.close()
+    # (click takes escapes away where there is no terminal)
+    clear, live, happened, again, end = capsys.readouterr().out.split("\r")
+    assert (clear, end) == ("", "")
+    assert live == " 61.2 s  running: 2,012 rows/s fed; aggregation 1.2 s behin"
+    assert happened == " 62.0 s  all work: look at http://127.0.0.1:8765/\n"
+    assert again.startswith(" 61.2 s  three jobs start: ")
+
+
+@pytest.mark.parametrize("decided", [True, False])
+def test_a_kill_is_told_with_who_was_killed_and_what_becomes_of_the_epoch(
+    decided: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [RUN, DRIVER, "JVM", WORKER, WORKER]
+    processes = [{"pid": pid, "what": what, "how": ""} for pid, what in enumerate(names, 11)]
+    Plain(WORDS).show({**KILLED, "processes": processes, "decided": decided})
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == (
+        "  9.0 s  kill -9 of aggregation: onceflow run 11, driver 12, JVM 13, 2 Python workers"
+    )
+    fate = "decided, so it will be published" if decided else "not decided, so it runs anew"
+    assert second.strip() == f"in the middle of epoch 7 of query eu: {fate}"
+
+
+def test_what_to_try_next_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setenv("JAVA_HOME", "/opt/a java")
+    commands = [c["command"] for c in next_commands(tmp_path / "it's here")]
+    assert commands[0] == f"cd '{tmp_path}/it'\"'\"'s here'"
+    assert commands[1:3] == [
+        f"source {sys.prefix}/bin/activate", "export JAVA_HOME='/opt/a java'",
+    ]  # fmt: skip
+    assert "onceflow serve --home home" in commands
+    with_servers = [c["command"] for c in next_commands(tmp_path, kafka=True)]
+    assert not [c for c in with_servers if "serving.db" in c]
+
+
+@pytest.fixture(autouse=True)
+def _signals_stay() -> Iterator[None]:
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    path, modules = list(sys.path), {n for n in sys.modules if n.partition(".")[0] == "ads"}
+    yield
+    assert before == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    sys.path[:] = path
+    for name in [n for n in sys.modules if n.partition(".")[0] == "ads" and n not in modules]:
+        del sys.modules[name]

@@ -1,68 +1,76 @@
-"""Appends the demo's stream to its log, commit by commit, while the job runs or is down."""
+"""Feeds the application's stream, at its rate, while jobs run or are down, and keeps its truth."""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from typing import Any, Protocol
 
-from onceflow.demo.stream import COMMITS, Row, Stream, table
-from onceflow.log.embedded import EmbeddedLog
+_MOST = 120  # chunks in one batch, when it is behind
+_WINDOW = 5.0  # seconds over which the rate is taken
 
-_APPEND_EVERY = 0.1  # seconds
+Lines = dict[str, list[Any]]  # by region
+
+
+class Sender(Protocol):
+    """The application's own feed: it notes down what it will send, so anybody can make it again."""
+
+    def send(self, chunks: int) -> Lines: ...
+
+    def close(self) -> Lines: ...
 
 
 class Feed:
-    """Each life of the job has a part of the stream, and the log gets the rest of it while the
-    job is down. So a job that is to be killed always has rows ahead: an epoch to be killed in.
+    """What is due is sent, as fast as the clock says, and goes to the truth.
+
+    How many chunks there will be is not known before: a play lasts until all has happened that
+    should. `truth` is looked at under `lock`, after what is compared with it: then it is never
+    behind.
     """
 
     def __init__(
         self,
-        stream: Stream,
-        log: EmbeddedLog,
+        sender: Sender,
+        truth: Any,
         *,
-        lives: int,
+        chunks_per_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.rows = len(stream.rows)
-        self.appended = 0
-        self._stream, self._log = stream, log
-        self._left = list(enumerate(stream.commits()))[::-1]
-        self._part = self.rows / lives
-        self._clock = clock
-        self._due = 0.0
+        self.chunks = self.rows = 0
+        self.truth, self.lock = truth, threading.Lock()
+        self._sender, self._per_s, self._clock = sender, chunks_per_s, clock
+        self._began: float | None = None
+        self._sent: deque[tuple[float, int]] = deque()
 
-    @property
-    def done(self) -> bool:
-        return not self._left
-
-    def append_while_down(self, life: int) -> None:
-        """Before the first life a little, before each other the rest of the part of the last."""
-        self._append_up_to(max(self._part * life, self._part / 3))
-
-    def append(self, *, read: int) -> None:
-        """Not so far ahead of a job that has read so many rows that nothing would be left."""
-        self._append_up_to(min(read + self._part / 3, 0.9 * self.rows))
-
-    def append_the_rest(self) -> None:
-        self._append_up_to(self.rows)
-
-    def half_of_part(self, life: int) -> float:
-        """The rows that are read when half of what is meant for this life is."""
-        return self._part * (life + 0.5)
-
-    def close(self) -> int:
-        """Append the event that closes the windows; how many rows the log has then."""
-        self._log.append(table([self._stream.closing]), producer="demo", sequence=COMMITS)
-        return self.rows + 1
-
-    def _append_up_to(self, rows: float) -> None:
+    def turn(self) -> None:
+        """Send what is due."""
         now = self._clock()
-        if self._left and self.appended < rows and now >= self._due:
-            self._due = now + _APPEND_EVERY
-            number, commit = self._left.pop()
-            self._append(number, commit)
+        self._began = now if self._began is None else self._began
+        due = 1 + int((now - self._began) * self._per_s) - self.chunks
+        if due > 0:
+            chunks = min(due, _MOST)
+            with self.lock:
+                self._add(self._sender.send(chunks))
+            self.chunks += chunks
 
-    def _append(self, number: int, commit: list[Row]) -> None:
-        self._log.append(table(commit), producer="demo", sequence=number)
-        self.appended += len(commit)
+    def close(self) -> None:
+        """The lines after which nothing is open any more."""
+        with self.lock:
+            self._add(self._sender.close())
+
+    def rows_per_s(self) -> float:
+        """Over the last seconds."""
+        now = self._clock()
+        recent = [(at, rows) for at, rows in list(self._sent) if now - at < _WINDOW]
+        since = now - max(now - _WINDOW, self._began or now)
+        return sum(rows for _, rows in recent) / since if since > 0 else 0.0
+
+    def _add(self, lines: Lines) -> None:
+        rows = sum(map(len, lines.values()))
+        self.truth.add(lines)
+        self.rows += rows
+        self._sent.append((self._clock(), rows))
+        while self._sent[0][0] < self._sent[-1][0] - _WINDOW:
+            self._sent.popleft()

@@ -1,8 +1,9 @@
-"""How far the demo's job has come, read from its home as anybody can."""
+"""How far a job of the demo has come, read from its home as anybody can."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from onceflow.epoch_log import Decision, EpochLog
 from onceflow.home import JobFolder, Query
@@ -11,10 +12,10 @@ from onceflow.spark_inside import Checkpoint
 
 
 class Observed:
-    """The job under a home. What it says of a query is of its last decided epoch."""
+    """A job under a home. What it says of a query is of its last decided epoch."""
 
-    def __init__(self, home: Path) -> None:
-        self._folder = JobFolder(home, "ads")
+    def __init__(self, home: Path, job: str) -> None:
+        self._folder = JobFolder(home, job)
         self._queries: dict[str, tuple[Query, EpochLog]] = {}
 
     def leader(self) -> Holder | None:
@@ -23,39 +24,35 @@ class Observed:
         holder = lease.holder()
         return holder if holder is not None and lease.alive(holder) else None
 
-    def last(self, query: str = "counts") -> Decision | None:
-        found = self._query(query)
-        return found[1].read().last if found else None
+    def epochs(self) -> dict[str, int]:
+        """The last decided epoch of each query that has one."""
+        found = {name: self.last(name) for name in self.queries()}
+        return {name: last.epoch for name, last in found.items() if last is not None}
 
-    def epoch(self) -> int | None:
-        last = self.last()
-        return last.epoch if last else None
+    def queries(self) -> list[str]:
+        """Those that ever started, one after the other."""
+        for query in self._folder.queries():
+            if query.name not in self._queries:
+                self._queries[query.name] = (query, query.epoch_log())
+        return list(self._queries)
 
-    def rows_read(self, query: str = "counts") -> int:
-        """How many rows of the log are in its epochs."""
-        last = self.last(query)
-        return sum(last.end["events"]["next"]) if last else 0
+    def last(self, query: str) -> Decision | None:
+        return self._queries[query][1].read().last if query in self.queries() else None
 
-    def under_way(self) -> int | None:
-        """The epoch that Spark has planned and not committed: staged, decided, published or not."""
-        found = self._query("counts")
-        if found is None:
-            return None
-        checkpoint = Checkpoint(found[0].folder)
-        following = max(checkpoint.committed(), default=-1) + 1
-        return None if checkpoint.offsets(following) is None else following
+    def offsets(self) -> dict[str, dict[str, Any]]:
+        """How far each source has been read: its offset, as Spark has it."""
+        found: dict[str, dict[str, Any]] = {}
+        for query in self.queries():
+            last = self.last(query)
+            found |= last.end if last is not None else {}
+        return found
 
-    def drained(self, *, rows: int, watermark_ms: float) -> bool:
-        """All rows are read, and an epoch has run since the watermark passed the last window."""
-        found = self._query("counts")
-        decisions = found[1].read().decisions if found else []
-        return (
-            self.rows_read("rejected") == self.rows_read() == rows
-            and len(decisions) > 1
-            and decisions[-2].watermark >= watermark_ms
-        )
-
-    def _query(self, name: str) -> tuple[Query, EpochLog] | None:
-        if name not in self._queries:
-            self._queries |= {q.name: (q, q.epoch_log()) for q in self._folder.queries()}
-        return self._queries.get(name)
+    def under_way(self) -> tuple[str, int] | None:
+        """A query and its epoch that Spark has planned and not committed: staged, decided,
+        published or not."""
+        for name in self.queries():
+            checkpoint = Checkpoint(self._queries[name][0].folder)
+            following = max(checkpoint.committed(), default=-1) + 1
+            if checkpoint.offsets(following) is not None:
+                return name, following
+        return None

@@ -1,42 +1,58 @@
-"""The play: a job is fed, killed in the middle of an epoch, started again, and its result judged.
+"""The play: the whole application is fed, killed in the middle of an epoch, and judged.
 
-1. create   a log, and beside it the job file as it is shipped
-2. run      `onceflow run` as a child; the stream is appended to the log while it runs
-3. kill     when half of this part is read and an epoch is under way: `kill -9` of all processes
-4. again    the very same command; what the log got meanwhile waits for it. 3 and 4 for each kill
-5. drain    a last event far ahead closes every window; then the job is stopped
-6. judge    the truth beside what the targets hold
+1. create   a folder with the application as it is shipped, and its logs (or topics)
+2. start    the page, the two services and the three jobs; the stream is fed from now on
+3. kill     while all work: `kill -9` of a whole job in the middle of an epoch, or, with chaos,
+            of something every few seconds
+4. again    the very same command; what was fed meanwhile waits for it
+5. drain    the last lines, after which nothing is open; when all is read everything is stopped
+6. judge    the truth beside what every output holds
 """
 
 from __future__ import annotations
 
-import json
-import random
-import shlex
+import os
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import asdict
-from importlib import resources
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from onceflow import errors
-from onceflow.demo.feed import Feed
-from onceflow.demo.observed import Observed
-from onceflow.demo.processes import Event, Run, frozen
-from onceflow.demo.stream import DELAY, Stream
-from onceflow.demo.verdict import Verdict, compare, judge, read
-from onceflow.errors import JobError, LeaseHeld, OnceflowError, SetupError
-from onceflow.log.embedded import EmbeddedLog
+from onceflow.demo.application import Application
+from onceflow.demo.cast import JobPart, Part, Stage, services
+from onceflow.demo.drain import Drain
+from onceflow.demo.folder import HOME, SAID, SCRATCH, prepare
+from onceflow.demo.processes import Event
+from onceflow.demo.result import result
+from onceflow.demo.sampling import EVERY as SAMPLE_EVERY
+from onceflow.demo.sampling import Sampling
+from onceflow.demo.steady import Steady
+from onceflow.demo.strikes import SEEN, Chaos, Plan, Strike
+from onceflow.errors import SetupError
+from onceflow.testing.servers.process import free_ports
 
-ARGUMENTS = ["run", "ads.py", "--home", "home", "--every", "500ms"]
-_MARK = "demo.json"
-_OURS = ("ads.py", "events", "home", "out", "scratch", "run.err", _MARK)  # the mark goes last
+JOBS = ("aggregation", "attribution", "load")
 _TURN = 0.02  # seconds
 _PROGRESS_EVERY = 0.25
-_PATIENCE = 180.0  # seconds without a new epoch
-_STRIKE_WITHIN = 0.5  # seconds after an epoch was seen to begin
+_FEED_EVERY = 0.1
+_PATIENCE = 180.0  # seconds in which nothing has moved
+_FIRST_STRIKE = 0.4  # of the play
+_MOST_DIFFERENCES = 100
+
+
+@dataclass(frozen=True)
+class Script:
+    """What is to be played. `seconds` count from when all jobs have started; None: without end,
+    until `Play.finish` is called."""
+
+    seed: int = 1
+    rate: int = 2_000  # events a second
+    seconds: float | None = 30.0
+    kills: int = 1
+    chaos: bool = False
+    kafka: bool = False
 
 
 class Play:
@@ -45,174 +61,217 @@ class Play:
     def __init__(
         self,
         folder: Path,
-        stream: Stream,
+        script: Script,
         *,
-        kills: int,
-        onceflow: list[str],
         tell: Callable[[Event], None],
+        page: Callable[[Path], Any] | None = None,
     ) -> None:
-        """`onceflow`: how the command is called from here."""
+        """`page`: makes the page of a home, a context manager that has `url` and `token`."""
         self.folder = folder.absolute()
-        self._stream, self._kills = stream, kills
-        self._command = [*onceflow, *ARGUMENTS, "--json"]
-        self._show = tell
+        self._script, self._show, self._page = script, tell, page
         self._began = time.monotonic()
-        self._chance = random.Random(stream.seed)
-        self._job = Observed(self.folder / "home")
-        self._doing = ""
+        self._doing = "starting"
         self._shown = self._moved = self._began
-        self._seen: tuple[str, int | None] = ("", None)
+        self._seen: Any = None
+        self._finish = False
+        self._url: str | None = None
 
-    def perform(self) -> Verdict:
-        # 1. create
-        stream = self._stream
-        prepare(self.folder, seed=stream.seed, events=stream.events)
-        log = EmbeddedLog.create(self.folder / "events")
-        self._feed = Feed(stream, log, lives=self._kills + 1)
-        self._tell("begin", folder=str(self.folder), seed=stream.seed, events=stream.events,
-                   again=stream.again, malformed=stream.malformed, rows=len(stream.rows),
-                   kills=self._kills)  # fmt: skip
-        try:
-            for life in range(self._kills + 1):
-                self._live(life)
-        finally:
-            shutil.rmtree(self.folder / "scratch", ignore_errors=True)
+    def finish(self) -> None:
+        """Feed no more: drain and judge. For a play without end; may be called at any time."""
+        self._finish = True
 
-        # 6. judge
-        truth, result = stream.truth(), read(self.folder)
-        verdict = judge(truth, result)
+    def perform(self) -> Any:
+        """The verdict of the application's own check."""
+        with ExitStack() as stack:
+            # 1. create
+            script = self._script
+            prepare(self.folder, seed=script.seed, rate=script.rate, kafka=script.kafka)
+            stack.callback(shutil.rmtree, self.folder / SCRATCH, ignore_errors=True)
+            self._tell("begin", folder=str(self.folder), seed=script.seed, rate=script.rate,
+                       lasts_s=script.seconds, kills=script.kills, chaos=script.chaos,
+                       kafka=script.kafka)  # fmt: skip
+            self._open_page(stack)
+            named = stack.enter_context(self._servers())
+            app = self._app = Application(self.folder)
+            app.places.create()
+
+            # 2. start
+            stage = Stage(self.folder, self._tell)
+            self._services = services(stage, port=int(named["ADS_ORDERS"].rpartition(":")[2]))
+            self._jobs = [JobPart(name, stage) for name in JOBS]
+            self._parts: list[Part] = [*self._services, *self._jobs]
+            for part in self._parts:
+                stack.enter_context(part).start()
+            self._feed = app.feed(seed=script.seed, rate=script.rate)
+            self._board = Sampling(app, self._feed, self.folder / HOME)
+            feeding = stack.enter_context(Steady(self._feed.turn, every=_FEED_EVERY))
+            sampling = stack.enter_context(Steady(self._board.turn, every=SAMPLE_EVERY))
+            self._beside = [feeding, sampling]
+            self._start_all()
+            self._kill_and_start_again()
+            feeding.stop()
+            self._drain()
+            sampling.stop()
+
+            # 6. judge
+            return self._judge()
+
+    def _open_page(self, stack: ExitStack) -> None:
+        """First of all, so that it can be looked at from the beginning."""
+        if self._page is not None:
+            page = stack.enter_context(self._page(self.folder / HOME))
+            self._url = page.url
+            self._tell("page", url=page.url, token=page.token)
+
+    @contextmanager
+    def _servers(self) -> Iterator[dict[str, str]]:
+        """What the application's environment says: where the order service is, and the servers."""
+        (port,) = free_ports(1)
+        named = {"ADS_ORDERS": f"http://127.0.0.1:{port}"}
+        if not self._script.kafka:
+            with _set(named):
+                yield named
+            return
+        from onceflow.demo.servers import servers
+
+        self._tell("servers", doing="starting")
+        with servers(self.folder) as more, _set(named | more):
+            self._tell("servers", doing="running", kafka=more["ADS_KAFKA"])
+            yield named | more
+
+    # -------------------------------------------------------------- acts
+
+    def _start_all(self) -> None:
+        while not (self._finish or all(part.running for part in self._parts)):
+            self._turn()
+        self._doing = "running"
+        self._playing_since = time.monotonic()
+        if not self._finish:
+            self._tell("playing", url=self._url)
+
+    def _kill_and_start_again(self) -> None:
+        """3. kill and 4. again, until all has happened that should."""
+        script = self._script
+        strikes: Plan | Chaos
+        if script.chaos:
+            strikes = Chaos(self._jobs, self._services, seed=script.seed)
+        else:
+            budget = next(part for part in self._services if part.name == "budget")
+            strikes = Plan(self._jobs, budget, kills=script.kills, seed=script.seed)
+        seconds = 30.0 if script.seconds is None else script.seconds
+        first = 0.0 if script.chaos else _FIRST_STRIKE * seconds
+        while not (self._finish or (self._is_time_over() and strikes.over and self._all_work())):
+            self._turn()
+            playing = time.monotonic() - self._playing_since
+            if playing < first or (script.chaos and self._is_time_over()):
+                continue
+            struck = strikes.strike()
+            if struck is not None:
+                self._struck(struck)
+
+    def _struck(self, strike: Strike) -> None:
+        self._tell("killed", **strike.fields(), says=strike.says)
+        self._board.mark("kill", strike.says)
+        part = next(part for part in self._parts if part.name == strike.part)
+        if part.gone():
+            part.start()
+            self._board.mark("start", part.command)
+
+    def _is_time_over(self) -> bool:
+        lasts = self._script.seconds
+        return lasts is not None and time.monotonic() - self._playing_since >= lasts
+
+    def _all_work(self) -> bool:
+        epochs = 1 if self._script.chaos else SEEN
+        return all(part.running for part in self._services) and all(
+            job.has_worked(epochs) for job in self._jobs
+        )
+
+    def _drain(self) -> None:
+        """5. drain, and stop."""
+        self._feed.close()
+        self._doing = "draining"
+        self._tell("draining", rows=self._feed.rows, chunks=self._feed.chunks)
+        drain = Drain(self._app.places, self._app.regions, self._jobs, self._left)
+        while not drain.done():
+            self._turn()
+        self._doing = "stopping"
+        for part in self._parts:
+            part.stop()
+        while not all(part.ended() for part in self._parts):
+            self._turn()
+        epochs = {job.name: job.observed.epochs() for job in self._jobs}
+        self._turn()
+        self._tell("stopped", epochs=epochs)
+
+    def _left(self) -> dict[str, int]:
+        """What is still to come out when all is read: orders that wait, clicks to be charged."""
+        events = [event for some in self._feed.truth.events.values() for event in some.values()]
+        orders = sum(event.order is not None for event in events)
+        clicks = sum(self._feed.truth.clicks_by_campaign().values())
+        charged = sum(campaign.clicks for campaign in self._app.campaigns())
+        return {"orders": orders - self._app.orders_served(), "clicks": clicks - charged}
+
+    def _judge(self) -> Any:
+        truth = self._feed.truth
+        verdict = self._app.module("check").check(self._app.places, truth)
+        self._board.sample(now=True)
+        self._board.mark("verdict", _says(verdict), exact=verdict.exact)
         self._tell("verdict", exact=verdict.exact, lost=verdict.lost,
                    duplicated=verdict.duplicated, compared=verdict.compared,
-                   differences=[{**asdict(d), "says": str(d)} for d in verdict.differences],
-                   table=[asdict(line) for line in compare(truth, result)])  # fmt: skip
+                   differing=len(verdict.differences),
+                   differences=[{**asdict(difference), "says": str(difference)}
+                                for difference in verdict.differences[:_MOST_DIFFERENCES]],
+                   **result(self._app, truth))  # fmt: skip
         return verdict
-
-    def _live(self, life: int) -> None:
-        """2. run, or 4. again: until it is killed, or has read all and is stopped."""
-        self._doing = "starting"
-        self._tell("starting", life=life + 1, command=shlex.join(["onceflow", *ARGUMENTS]))
-        with Run(self._command, self.folder, self.folder / "scratch") as run:
-            while self._doing == "starting":
-                self._turn(run)
-                self._feed.append_while_down(life)
-            if life < self._kills:
-                self._kill(run, after=self._feed.half_of_part(life))
-            else:
-                self._drain(run)
-
-    def _kill(self, run: Run, *, after: float) -> None:
-        """3. kill, at some moment between the beginning of an epoch and its end."""
-        within = _STRIKE_WITHIN
-        while True:
-            self._turn(run)
-            self._feed.append(read=self._job.rows_read())
-            if self._job.rows_read() < after or self._job.under_way() is None:
-                continue
-            time.sleep(within * self._chance.random())
-            within /= 2  # if this comes too late: epochs are short
-            leader = self._job.leader()
-            if leader is None:
-                continue
-            with frozen(leader.pid):  # what is seen now is what is killed
-                epoch = self._job.under_way()
-                if epoch is None:
-                    continue
-                ended = run.kill(leader.pid)
-            last = self._job.epoch()
-            self._tell("killed", processes=[asdict(process) for process in ended], epoch=epoch,
-                       decided=last is not None and last >= epoch)  # fmt: skip
-            return
-
-    def _drain(self, run: Run) -> None:
-        """5. drain, and stop."""
-        while not self._feed.done:
-            self._turn(run)
-            self._feed.append_the_rest()
-        self._doing = "draining"
-        self._tell("draining")
-        rows, closed = self._feed.close(), self._stream.closing.event_time - DELAY
-        while not self._job.drained(rows=rows, watermark_ms=closed.timestamp() * 1000):
-            self._turn(run)
-        self._doing = "stopping"
-        run.stop()
-        while not run.ended():
-            self._turn(run)
-        if run.code != 0:
-            raise SetupError(run.how_it_ended(), hint="onceflow doctor looks at the machine")
-        self._tell("stopped", epoch=self._job.epoch())
 
     # -------------------------------------------------------------- hearing and telling
 
-    def _turn(self, run: Run) -> None:
-        """A moment of waiting: hear what the job says, show how it goes, lose no patience."""
-        over = run.ended()
-        for event in run.events():
-            self._hear(event)
-        if over and self._doing != "stopping":
-            raise SetupError(run.how_it_ended(), hint="onceflow doctor looks at the machine")
-        now, seen = time.monotonic(), (self._doing, self._job.epoch())
+    def _turn(self) -> None:
+        """A moment of waiting: hear what all say, and show how it goes."""
+        for part in self._parts:
+            part.hear()
+        for steady in self._beside:
+            steady.look()
+        now = time.monotonic()
+        if now - self._shown > _PROGRESS_EVERY:
+            self._shown = now
+            self._keep_patience(now)
+            self._tell("progress", doing=self._doing, rows=self._feed.rows,
+                       rows_per_s=round(self._feed.rows_per_s()),
+                       jobs={job.name: job.how_it_goes() for job in self._jobs})  # fmt: skip
+        time.sleep(_TURN)
+
+    def _keep_patience(self, now: float) -> None:
+        seen = (self._doing, [(part.running, part.lives) for part in self._parts],
+                [job.observed.epochs() for job in self._jobs])  # fmt: skip
         if seen != self._seen:
             self._seen, self._moved = seen, now
         if now - self._moved > _PATIENCE:
             raise SetupError(
-                f"the job has come no further for {_PATIENCE:.0f} seconds",
-                hint=f"see {self.folder}/home/ads/spark.log",
+                f"nothing has moved for {_PATIENCE:.0f} seconds ({self._doing}): "
+                + ", ".join(f"{part.name} {part.state}" for part in self._parts),
+                hint=f"see {self.folder}/{HOME}/*/spark.log and {self.folder}/{SAID}",
             )
-        if now - self._shown > _PROGRESS_EVERY:
-            self._shown = now
-            read = min(self._job.rows_read(), self._feed.rows)
-            self._tell("progress", doing=self._doing, appended=self._feed.appended,
-                       read=read, of=self._feed.rows, epoch=self._job.epoch())  # fmt: skip
-        time.sleep(_TURN)
-
-    def _hear(self, event: Event) -> None:
-        match event["event"]:
-            case "started":
-                counts = event["queries"]["counts"]
-                self._doing = "running" if self._doing == "starting" else self._doing
-                self._tell("started", driver=event["pid"], term=counts["term"],
-                           resumes_after=counts["resumes_after"])  # fmt: skip
-            case "restarting":
-                self._tell("restarting", message=event["message"])
-            case "error":
-                kind = getattr(errors, event["kind"], OnceflowError)
-                error: OnceflowError = kind(event["message"], hint=event["hint"])
-                error.exit_code = event["exit_code"]
-                raise error
 
     def _tell(self, event: str, **fields: Any) -> None:
         seconds = round(time.monotonic() - self._began, 1)
         self._show({"event": event, "seconds": seconds, **fields})
 
 
-def prepare(folder: Path, **facts: int) -> None:
-    """A new folder, or that of an earlier demo without what it left, with the job file in it."""
-    shipped = resources.files("onceflow.demo").joinpath("ads.py").read_text()
-    if folder.exists() and not folder.is_dir():
-        raise JobError(f"{folder} is not a folder", hint="name another: --folder DIR")
-    if folder.is_dir() and any(folder.iterdir()):
-        _refuse_to_replace(folder, shipped)
-        for path in (folder / name for name in _OURS):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / _MARK).write_text(json.dumps(facts) + "\n")
-    (folder / "ads.py").write_text(shipped)
+@contextmanager
+def _set(variables: dict[str, str]) -> Iterator[None]:
+    """The application's part of the environment, here and in all children, is this and no more."""
+    before = dict(os.environ)
+    for name in [name for name in before if name.startswith("ADS_")]:
+        del os.environ[name]
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
-def _refuse_to_replace(folder: Path, shipped: str) -> None:
-    if not (folder / _MARK).is_file():
-        raise JobError(
-            f"{folder} holds files that are not of a demo", hint="name another: --folder DIR"
-        )
-    leader = Observed(folder / "home").leader()
-    if leader is not None:
-        raise LeaseHeld(f"the job in {folder} is led by {leader}", hint="stop it there")
-    job = folder / "ads.py"
-    if job.is_file() and job.read_text() != shipped:
-        raise JobError(
-            f"{job} was changed, and a new demo would replace it",
-            hint="move it away, or name another folder: --folder DIR",
-        )
+def _says(verdict: Any) -> str:
+    return f"lost {verdict.lost:,}, duplicated {verdict.duplicated:,}"

@@ -1,4 +1,4 @@
-"""`onceflow run` as a child of the demo: what it says, who belongs to it, and how to end it all."""
+"""Children of the demo: what they say, who belongs to them, and how to end all or some of them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ import os
 import queue
 import signal
 import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from onceflow.runtime.complaint import death
-from onceflow.runtime.family import (
-    GONE_WITHIN,
-    adopt_orphans,
-    family,
-    scratch_environment,
-    wait_for,
-)
+from onceflow.runtime.family import GONE_WITHIN, adopt_orphans, family, wait_for
 
 Event = dict[str, Any]
+RUN = "onceflow run"  # what the first process of a job is called
+DRIVER, JVM, WORKER = "driver", "JVM", "worker"
+_CHILD = [sys.executable, "-u", "-m", "onceflow.demo.child"]
 
 
 @dataclass(frozen=True)
@@ -35,29 +33,42 @@ class Ended:
     how: str
 
 
-class Run:
-    """`onceflow run …` in the background. Leaving the block ends it and all that it started."""
+class Child:
+    """`arguments` (of `onceflow.demo.child`) in the background, in a session of its own: Ctrl-C is
+    for us. Leaving the block ends it and all that it started. Start it in the main thread: it ends
+    with the thread that has started it.
+    """
 
-    def __init__(self, command: list[str], folder: Path, scratch: Path) -> None:
+    def __init__(
+        self,
+        what: str,
+        arguments: list[str],
+        *,
+        folder: Path,
+        said: Path,
+        environment: Mapping[str, str],
+    ) -> None:
+        """`what` it is called; `said`: the file of what it says on standard error."""
         adopt_orphans()
-        scratch.mkdir(exist_ok=True)
-        self._said = folder / "run.err"
+        said.parent.mkdir(exist_ok=True)
+        self.what, self._said = what, said
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        with self._said.open("ab") as errors:
+        self._orphans: dict[int, str] = {}  # pid -> when it was born: another may get its number
+        with said.open("ab") as errors:
             self._process = subprocess.Popen(
-                command,
+                [*_CHILD, str(os.getpid()), *arguments],
                 cwd=folder,
-                env=scratch_environment(scratch),
+                env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                start_new_session=True,  # Ctrl-C is for us
+                start_new_session=True,
             )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> Child:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -65,7 +76,7 @@ class Run:
         self._reader.join(GONE_WITHIN)
         assert self._process.stdout is not None
         self._process.stdout.close()
-        if self._said.stat().st_size == 0:
+        if self._said.exists() and self._said.stat().st_size == 0:
             self._said.unlink()
 
     def _read(self) -> None:
@@ -73,6 +84,12 @@ class Run:
         for line in self._process.stdout:
             with contextlib.suppress(ValueError):  # the half line of a process that was killed
                 self._events.put(json.loads(line))
+
+    # -------------------------------------------------------------- hearing
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def events(self) -> Iterator[Event]:
         """What it has said since."""
@@ -82,41 +99,75 @@ class Run:
 
     def ended(self) -> bool:
         """It has ended, and all that it said can be heard."""
+        self._reap()
         return self._process.poll() is not None and not self._reader.is_alive()
+
+    def gone(self) -> bool:
+        """Its first process has ended."""
+        return self._process.poll() is not None
 
     @property
     def code(self) -> int:
         return self._process.wait()
 
     def how_it_ended(self) -> str:
-        return f"onceflow run {death(self.code)}; what it said is in {self._said}"
+        return f"{self.what} {death(self.code)}; what it said is in {self._said}"
+
+    def family(self, driver: int | None = None) -> dict[int, str]:
+        """pid -> what, of all that it has started, parents first; empty where there is no /proc."""
+        return {
+            pid: DRIVER if pid == driver else what
+            for pid, what in family({self._process.pid}).items()
+        }
+
+    # -------------------------------------------------------------- ending
 
     def stop(self) -> None:
-        """At the end of the running epoch."""
+        """SIGTERM. A job stops at the end of the running epoch."""
         self._process.terminate()
 
     def kill(self, driver: int | None = None) -> list[Ended]:
-        """`kill -9` of the supervisor, the driver, its JVM and its Python workers, all at once."""
+        """`kill -9` of it and of all that it has started, all at once."""
         if self._process.returncode is not None:
-            return []
-        alive = family({self._process.pid})
+            return self._kill_orphans()
+        alive = self.family(driver)
         self._process.kill()  # first: it would start the driver again
         if driver is not None:
             _signal_group(driver, signal.SIGKILL)
-        ended = [Ended(self._process.pid, "onceflow run", "")]
+        ended = [Ended(self._process.pid, self.what, "")]
         while alive:
             for pid in alive:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                _signal(pid, signal.SIGKILL)
             self._process.wait()
             # Parents first: their end makes us the parent of their children.
-            ended += [
-                Ended(pid, "driver" if pid == driver else what, wait_for(pid))
-                for pid, what in alive.items()
-            ]
+            ended += [Ended(pid, what, wait_for(pid)) for pid, what in alive.items()]
             alive = family({process.pid for process in ended})  # born meanwhile
         ended[0] = replace(ended[0], how=death(self._process.wait()))
-        return ended
+        return [*ended, *self._kill_orphans()]
+
+    def kill_alone(self, pid: int, what: str) -> Ended:
+        """`kill -9` of one process of the family. What it leaves ends by itself, or is started
+        again by its parent; if all else fails it is ended with the rest."""
+        self._orphans |= {one: _born(one) for one in self.family()}
+        _signal(pid, signal.SIGKILL)
+        how = death(self._process.wait()) if pid == self._process.pid else ""
+        return Ended(pid, what, how)
+
+    def _kill_orphans(self) -> list[Ended]:
+        """What a kill of one process has left, if it is still there."""
+        self._reap()
+        left, self._orphans = list(self._orphans), {}
+        for pid in left:
+            _signal(pid, signal.SIGKILL)
+        return [Ended(pid, WORKER, wait_for(pid)) for pid in left]
+
+    def _reap(self) -> None:
+        """Orphans that have ended wait for us, who have adopted them, to hear of it."""
+        for pid, born in list(self._orphans.items()):
+            with contextlib.suppress(ChildProcessError):  # not ours yet, or not any more
+                os.waitpid(pid, os.WNOHANG)
+            if _born(pid) != born:
+                del self._orphans[pid]
 
 
 @contextlib.contextmanager
@@ -127,6 +178,19 @@ def frozen(driver: int) -> Iterator[None]:
         yield
     finally:
         _signal_group(driver, signal.SIGCONT)
+
+
+def _born(pid: int) -> str:
+    """When the kernel started the process, in ticks; empty: it is gone, or there is no /proc."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
 
 
 def _signal_group(leader: int, number: signal.Signals) -> None:

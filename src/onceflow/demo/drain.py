@@ -1,0 +1,99 @@
+"""Has all that was fed come out at the end?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from onceflow.demo.cast import JobPart
+from onceflow.log.embedded import EmbeddedLog
+from onceflow.sources.kafka_broker import Broker
+
+# What each job reads; a job stands behind those whose outputs it reads.
+READS = {
+    "aggregation": ("raw",),
+    "attribution": ("events",),
+    "load": ("counts", "attributed"),
+}
+_LOOK_EVERY = 0.5  # seconds
+_STILL = 20.0  # seconds; what has not come by then is lost, and the verdict says so
+
+
+Position = tuple[str, tuple[int, ...]]  # a log or topic, and the next offset of each partition
+
+
+class Drain:
+    """Look now and then whether jobs and services have done all that there is to do.
+
+    The jobs are looked at in their order, and of each whether an epoch is under way: so when the
+    last one has read all, nothing can come after it. `left` says what is still to be done by
+    services, and for orders that wait for their time.
+    """
+
+    def __init__(
+        self,
+        places: Any,
+        regions: tuple[str, ...],
+        jobs: list[JobPart],
+        left: Callable[[], dict[str, int]],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`places`: the application's own."""
+        self._places, self._regions, self._jobs = places, regions, jobs
+        self._left, self._clock = left, clock
+        self._looked = float("-inf")
+        self._seen: Any = None
+        self._moved = clock()
+
+    def done(self) -> bool:
+        now = self._clock()
+        if now - self._looked < _LOOK_EVERY:
+            return False
+        self._looked = now
+        idle = all(self._has_read_all(job) for job in self._jobs)
+        left = self._left() if idle else None
+        seen = (left, [job.observed.epochs() for job in self._jobs])
+        if seen != self._seen:
+            self._seen, self._moved = seen, now
+        if left is None:
+            return False
+        return not any(left.values()) or now - self._moved > _STILL
+
+    def _has_read_all(self, job: JobPart) -> bool:
+        if job.observed.under_way() is not None:
+            return False
+        read = {at for offset in job.observed.offsets().values() for at in positions(offset)}
+        return all(
+            end in read
+            for stream in READS[job.name]
+            for end in ends(self._places, stream, self._regions)
+        )
+
+
+def ends(places: Any, stream: str, regions: tuple[str, ...]) -> Iterator[Position]:
+    """Where a stream ends, in each region."""
+    if places.kafka is None:
+        for region in regions:
+            log = EmbeddedLog(places.log(stream, region))
+            yield str(log.path), tuple(log.view.next)
+        return
+    broker = Broker(places.kafka, {}, "read_committed")
+    for region in regions:
+        topic = places.topic(stream, region)
+        count = broker.topics([topic])[topic].partitions
+        found = broker.ranges((topic, partition) for partition in range(count))
+        yield topic, tuple(found[topic, partition][1] for partition in range(count))
+
+
+def positions(offset: Any) -> Iterator[Position]:
+    """Of an offset of Spark: of a log {"path", "next", …}, of Kafka {topic: {partition: next}}."""
+    if not isinstance(offset, dict):
+        return
+    if "next" in offset and "path" in offset:
+        yield offset["path"], tuple(offset["next"])
+        return
+    for topic, partitions in offset.items():
+        if isinstance(partitions, dict):
+            yield topic, tuple(partitions[number] for number in sorted(partitions, key=int))

@@ -1,0 +1,41 @@
+"""Something that is done again and again beside the play, in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+class Steady:
+    """Calls `turn` every few seconds until the block is left. What it raises ends it, and is raised
+    in the play when that looks: nothing goes wrong unseen."""
+
+    def __init__(self, turn: Callable[[], None], *, every: float) -> None:
+        self._turn, self._every = turn, every
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Steady:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """When it returns, no turn is under way and none follows."""
+        self._over.set()
+        self._thread.join()
+
+    def look(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        while not self._over.wait(self._every):
+            try:
+                self._turn()
+            except BaseException as error:
+                self._error = error
+                return
