@@ -22,7 +22,7 @@ from onceflow import Flow, job
 from onceflow.state import JoinLast
 
 
-@job("attribution", every="2 seconds")
+@job("attribution", every="1 second")
 def attribution(flow: Flow) -> None:
     places = Places.from_environment()
     answers = Answers(places.answers, os.environ.get("ADS_ORDERS", "http://127.0.0.1:8770"))

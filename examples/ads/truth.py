@@ -29,11 +29,12 @@ class Attribution(NamedTuple):
 
 
 class Truth:
-    """Add the lines in any order. Each event counts once, however often it was received; each
-    rejected line as often as it came."""
+    """Add the lines in any order. Each event counts once, however often it was received, and an
+    order once under whatever ids it was told; each rejected line as often as it came."""
 
     def __init__(self) -> None:
         self.events: dict[str, dict[str, Event]] = {region: {} for region in REGIONS}  # by id
+        self._orders: set[tuple[str, str]] = set()  # region, number
         self.rejected: Counter[tuple[str, str, str]] = Counter()  # region, line, reason
         self.lines = 0
         self.again = 0  # lines that brought an event that was there
@@ -49,11 +50,20 @@ class Truth:
                 self.lines += 1
                 if line.event is None:
                     self.rejected[region, line.value, line.reason or ""] += 1
-                elif line.event.id in self.events[region]:
+                elif line.event.id in self.events[region] or self._is_told(line.event):
                     self.again += 1
                 else:
                     self.events[region][line.event.id] = line.event
                     self._count(line.event)
+
+    def _is_told(self, order: Event) -> bool:
+        """Has this order come before, under another id?"""
+        if order.order is None:
+            return False
+        number = order.region, order.order
+        told = number in self._orders
+        self._orders.add(number)
+        return told
 
     def _count(self, event: Event) -> None:
         if event.kind == "order" or event.ad is None:

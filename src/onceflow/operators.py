@@ -162,7 +162,8 @@ class Operators:
         epoch, now = at.epoch, at.now
         watermark = stood.get("watermark")
         manifest = self._manifest(step, stood, at, place)
-        tasks = step.tasks or min(step.groups, self._spark.sparkContext.defaultParallelism)
+        cores = self._spark.sparkContext.defaultParallelism
+        tasks = step.tasks or min(step.groups, cores)
         handled = {timer: (epoch - 1, until) for timer, until in stood.get("until", {}).items()}
         time = Time(now, watermark, epoch)
         work = self._work(
@@ -171,14 +172,14 @@ class Operators:
         (self._folder(step)).mkdir(parents=True, exist_ok=True)
 
         # 1. place
-        placed = self._placed(rows, step, stood, tasks)
+        placed = self._placed(rows, step, stood, tasks, narrow=tasks == cores == 1)
 
         # 2. run
         self._spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", _BATCH_ROWS)
         reports = self._tasks(placed, work)
         if len(reports) != tasks:  # Spark saw that there are no rows, and ran none; timers are due
             nothing = self._spark.createDataFrame([], rows.schema)
-            reports = self._tasks(self._placed(nothing, step, stood, tasks), work)
+            reports = self._tasks(self._placed(nothing, step, stood, tasks, narrow=False), work)
         if len(reports) != tasks:
             raise PlanChanged(
                 f"keyed step {step.name!r}: {len(reports)} of {tasks} tasks ran in epoch {epoch}",
@@ -291,10 +292,18 @@ class Operators:
 
     # -------------------------------------------------------------- where rows belong
 
-    def _placed(self, rows: Any, step: KeyedStep, stood: Mapping[str, Any], tasks: int) -> Any:
-        """The rows by task, each task's in the order of their places."""
+    def _placed(
+        self, rows: Any, step: KeyedStep, stood: Mapping[str, Any], tasks: int, *, narrow: bool
+    ) -> Any:
+        """The rows by task, each task's in the order of their places.
+
+        `narrow`: where only one task runs at a time anyway, one reads all of it and nothing is
+        shuffled.
+        """
         from pyspark.sql import functions as F
 
+        if narrow:
+            rows = rows.coalesce(1)
         added = [] if step.delay is None else lateness(step, stood)
         kinds = columns(step.rows)
         small = ("byte", "short", "integer")  # so that they may become longs
@@ -304,7 +313,8 @@ class Operators:
         task = F.expr(_task_of(PLACE, step.groups, tasks))
         # By offset, too: so rows of a key come in the same order when an epoch is run again.
         order = [F.col(quoted(column)) for column in step.order]
-        return rows.repartitionById(tasks, task).sortWithinPartitions(PLACE, *order)
+        placed = rows if narrow else rows.repartitionById(tasks, task)
+        return placed.sortWithinPartitions(PLACE, *order)
 
     def _read(self, reports: list[dict[str, Any]], step: KeyedStep) -> Any:
         """What the step emitted, as a DataFrame."""
@@ -316,7 +326,9 @@ class Operators:
             return self._spark.createDataFrame([], schema)
         if sum(report["out"] for report in reports) <= _FEW:
             table = pa.concat_tables([pq.ParquetFile(path).read() for path in files])
-            return self._spark.createDataFrame(table, schema)
+            # In one partition, which Spark need not shuffle to group it; and not as a relation
+            # whose rows the optimizer would compute itself, one by one, each time it comes by.
+            return self._spark.createDataFrame(table, schema).coalesce(1)
         return self._spark.read.schema(schema).options(**AS_WRITTEN).parquet(*files)
 
     # -------------------------------------------------------------- sweeping

@@ -43,7 +43,7 @@ from onceflow.storage import translate_disk_full
 _logger = logging.getLogger(__name__)
 _ROUTE = "_onceflow_route"
 _NOWHERE = -1
-_SMALL_ROWS, _SMALL_BYTES = 10_000, 4_000_000  # of the epoch before; then the next may be as small
+_SMALL_ROWS, _SMALL_BYTES = 50_000, 16_000_000  # of the epoch before; then the next may be as small
 _GROWS = 4  # times as much input as in the epoch before is no longer expected to be small
 _SMALL_STATE = 50_000  # rows: all windows of a query may close in one epoch
 _SETTINGS = {

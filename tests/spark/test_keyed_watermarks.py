@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from click.testing import CliRunner
-from pyspark import cloudpickle
+from pyspark import SparkContext, cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from story import Row, read_files
 from test_keyed import JOB, World
@@ -40,6 +40,12 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not fi
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 DELAY = 10  # seconds
 Event = tuple[str, str, int]  # key, kind, seconds
+
+
+@pytest.fixture(params=[1, 2], ids=["one core", "two cores"])
+def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one core nothing is shuffled; who is late does not depend on that either."""
+    monkeypatch.setattr(SparkContext, "defaultParallelism", request.param)
 
 
 def at(seconds: float) -> datetime:
@@ -119,6 +125,7 @@ FAST = (200, 210, 205, 230, 215, 220, 231)
 SLOW = (100, 120, 105, 115, 112, 130, 119)
 
 
+@pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_which_rows_are_late_does_not_depend_on_the_size_of_epochs(
     tmp_path: Path, spark: SparkSession, size: int
@@ -181,6 +188,7 @@ def joins_truth(stream: Stream) -> Counter[Row]:
     return found
 
 
+@pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize("size", [5, 1000])
 def test_sessions_and_joins_are_the_same_in_epochs_of_any_size(
     tmp_path: Path, spark: SparkSession, size: int
@@ -352,6 +360,7 @@ def test_a_clock_that_goes_back_takes_no_time_back(
     assert world.published() == Counter([("a", n) for n in (1, 2, 3, 4, 1)])
 
 
+@pytest.mark.usefixtures("cores")
 def test_timers_of_a_second_step_fire_also_where_nothing_comes_to_it(world: World) -> None:
     """Spark knows before it runs anything that a filter leaves no row of the few there are."""
 

@@ -52,6 +52,13 @@ def test_without_a_click_it_is_the_last_impression_and_without_that_nothing() ->
     assert matched(event("order", NOON)) == (None, None, None)
 
 
+def test_an_order_that_is_told_under_two_ids_counts_once() -> None:
+    order = event("order", NOON)
+    truth = truth_of(order, order._replace(id="another"), order)
+    assert (truth.ordered, truth.again, list(truth.attributions())) == (1, 2, ["order of ann"])
+    assert [*truth.events["eu"]] == [order.id]
+
+
 def test_the_window_is_seven_days_with_both_ends() -> None:
     order = event("order", NOON)
     for at, kind in (
