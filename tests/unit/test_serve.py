@@ -151,9 +151,11 @@ def test_a_page_can_be_opened_and_closed_again_and_again(tmp_path: Path) -> None
 
 
 def test_run_with_page_keeps_its_exit_code(tmp_path: Path) -> None:
-    job = tmp_path / "broken.py"
+    job, token = tmp_path / "broken.py", tmp_path / "token"
     job.write_text("x = 1\n")
-    plain, beside = (
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    plain, beside, hidden = (
         subprocess.run(
             [*ONCEFLOW, "run", str(job), f"--home={tmp_path / 'home'}", "--json", *more],
             check=False,
@@ -161,14 +163,21 @@ def test_run_with_page_keeps_its_exit_code(tmp_path: Path) -> None:
             text=True,
             timeout=120,
         )
-        for more in ([], ["--page"])
+        for more in ([], ["--page"], ["--page", f"--token-file={token}"])
     )
-    assert plain.returncode == beside.returncode == 2
+    assert plain.returncode == beside.returncode == hidden.returncode == 2
+    assert json.loads(hidden.stdout.splitlines()[0])["token"] is None
+    assert TOKEN not in hidden.stdout + hidden.stderr
     first, *rest = [json.loads(line) for line in beside.stdout.splitlines()]
     assert first["event"] == "page"
     assert first["url"].startswith("http://127.0.0.1:")
     assert first["token"]
     assert [event["event"] for event in rest] == ["starting", "error"]
+
+
+def test_a_token_without_a_page_is_refused() -> None:
+    refused = CliRunner().invoke(cli, ["run", "job.py", "--token-file", "x"])
+    assert "--token-file is for the page" in str(refused.exception)
 
 
 def test_serve_is_described() -> None:

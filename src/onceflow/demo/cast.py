@@ -26,7 +26,8 @@ Tell = Callable[..., None]
 _ONCEFLOW = "onceflow.cli:main"
 # A JVM that lives for a minute spends half of it on compiling: the quick compiler does here (its
 # cache would be too small by default, and is swept all the time then). Nor does it pay to generate
-# code for the plan of an epoch of some thousand rows.
+# code for the plan of an epoch of some thousand rows. With many more rows both do.
+_QUICK_UP_TO = 5_000  # events a second
 _QUICK = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m "
     "-Dspark.sql.codegen.wholeStage=false"
@@ -39,6 +40,7 @@ class Stage:
 
     folder: Path
     tell: Tell
+    rate: int = 0  # events a second
 
 
 class Part:
@@ -156,7 +158,8 @@ class JobPart(Part):
         scratch = self._stage.folder / SCRATCH / self.name
         scratch.mkdir(parents=True, exist_ok=True)
         found = scratch_environment(scratch)
-        found["JDK_JAVA_OPTIONS"] += f" {_QUICK}"
+        if self._stage.rate <= _QUICK_UP_TO:
+            found["JDK_JAVA_OPTIONS"] += f" {_QUICK}"
         # Three jobs share the machine.
         found.setdefault("SPARK_MASTER", f"local[{max(1, (os.cpu_count() or 1) // 3)}]")
         return found

@@ -96,7 +96,7 @@ class Play:
             app.places.create()
 
             # 2. start
-            stage = Stage(self.folder, self._tell)
+            stage = Stage(self.folder, self._tell, script.rate)
             self._services = services(stage, port=int(named["ADS_ORDERS"].rpartition(":")[2]))
             self._jobs = [JobPart(name, stage) for name in JOBS]
             self._parts: list[Part] = [*self._services, *self._jobs]
