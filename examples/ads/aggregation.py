@@ -44,7 +44,7 @@ from onceflow import Flow, job
 from onceflow.state import KeyedProcess, ValueState
 
 STREAMS = {"events": EVENT, "counts": COUNT, "rejected": REJECTED}
-FLAT = r"^\{[^{}]*\}$"  # almost all lines; to parse each of them twice more takes its time
+FLAT = r"\A\{[^{}]*\}\z"  # almost all lines; to parse each of them twice more takes its time
 DAY_AND_TIME = r"^\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}"
 CAMPAIGNS = json.dumps({ad.name: ad.campaign for ad in ADS.values()})
 

@@ -24,13 +24,13 @@ from onceflow.runtime.family import scratch_environment
 Tell = Callable[..., None]
 
 _ONCEFLOW = "onceflow.cli:main"
-# A JVM that lives for a minute spends half of it on compiling: the quick compiler does here (its
-# cache would be too small by default, and is swept all the time then). Nor does it pay to generate
-# code for the plan of an epoch of some thousand rows. With many more rows both do.
+# A JVM that lives for a minute spends half of it on compiling: the quick compiler does here. (Its
+# cache would be too small by default, and is swept all the time then; and the code that Spark
+# generates for a plan has methods that no compiler takes by default.) Not with many more rows.
 _QUICK_UP_TO = 5_000  # events a second
 _QUICK = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m "
-    "-Dspark.sql.codegen.wholeStage=false"
+    "-XX:-DontCompileHugeMethods"
 )
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _MARK = "onceflow-bad-row:"
 CORRUPT = "_onceflow_corrupt"
+FLAT = r"\A[ \t\r\n]*\{[^{}]*\}[ \t\r\n]*\z"  # nothing but an object without others in it
 OPTIONS = {
     "mode": "PERMISSIVE",
     "columnNameOfCorruptRecord": CORRUPT,
@@ -52,19 +53,21 @@ def with_corrupt(schema: StructType) -> StructType:
 def parse_json(rows: DataFrame, text: str, schema: StructType, into: str = "parsed") -> DataFrame:
     """With the column `into`, the object in `text`, and `<into>_fits`: it is one, and fits.
 
-    Spark's parser stops behind an object, so a second look finds the rest.
+    Spark's parser stops behind an object, so a second look finds the rest; but where the only
+    brace that closes ends the text, as in most, there is none.
     """
     from pyspark.sql import functions as F
 
-    alone = F.from_json(F.concat(F.lit("["), text, F.lit(f',"{_MARK}"]')), "array<string>")
+    flat = F.col(text).rlike(FLAT)
+    marked = F.from_json(F.concat(F.lit("["), text, F.lit(f',"{_MARK}"]')), "array<string>")
     parsed = F.from_json(text, with_corrupt(schema), OPTIONS)
-    rows = rows.withColumn(into, parsed).withColumn(f"{into}_alone", alone)
+    rows = rows.withColumn(into, parsed).withColumn(f"{into}_alone", F.when(~flat, marked))
+    alone = F.size(f"{into}_alone").eqNullSafe(2) & F.col(f"{into}_alone")[1].eqNullSafe(_MARK)
     fits = (
         F.col(text).rlike(r"^\s*\{")
         & F.col(into).isNotNull()
         & F.col(f"{into}.{CORRUPT}").isNull()
-        & F.size(f"{into}_alone").eqNullSafe(2)
-        & F.col(f"{into}_alone")[1].eqNullSafe(_MARK)
+        & (flat | alone)
     )
     return rows.withColumn(f"{into}_fits", fits).drop(f"{into}_alone")
 
