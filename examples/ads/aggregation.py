@@ -77,13 +77,14 @@ def checked(lines: DataFrame, *, received: str) -> DataFrame:
     A line comes from anywhere: nothing that it may say can stop the job or pass for another line.
     """
     schema = f"{LINE}, broken string"  # where Spark puts a text that is not what it should be
+    options = {"columnNameOfCorruptRecord": "broken", "allowNonNumericNumbers": "false"}
     parsed = lines.select(
         "region",
         "value",
         F.col(received).alias("received"),
         F.col("_partition").alias("raw_partition"),
         F.col("_offset").alias("raw_offset"),
-        F.from_json("value", schema, {"columnNameOfCorruptRecord": "broken"}).alias("line"),
+        F.from_json("value", schema, options).alias("line"),
         is_one().alias("is_one"),
     )
     campaign = F.from_json(F.lit(CAMPAIGNS), "map<string, string>")[F.col("line.ad")]

@@ -297,7 +297,7 @@ class Operators:
     ) -> Any:
         """The rows by task, each task's in the order of their places.
 
-        `narrow`: where only one task runs at a time anyway, one reads all of it and nothing is
+        `narrow`: where Spark is to run one task at a time, one reads all of it and nothing is
         shuffled.
         """
         from pyspark.sql import functions as F
@@ -326,9 +326,10 @@ class Operators:
             return self._spark.createDataFrame([], schema)
         if sum(report["out"] for report in reports) <= _FEW:
             table = pa.concat_tables([pq.ParquetFile(path).read() for path in files])
-            # In one partition, which Spark need not shuffle to group it; and not as a relation
-            # whose rows the optimizer would compute itself, one by one, each time it comes by.
-            return self._spark.createDataFrame(table, schema).coalesce(1)
+            # Not as a relation whose rows the optimizer would compute itself, one by one, each time
+            # it comes by; and one partition need not be shuffled to be grouped.
+            few = self._spark.createDataFrame(table, schema)
+            return few.coalesce(self._spark.sparkContext.defaultParallelism)
         return self._spark.read.schema(schema).options(**AS_WRITTEN).parquet(*files)
 
     # -------------------------------------------------------------- sweeping

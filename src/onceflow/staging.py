@@ -43,7 +43,8 @@ from onceflow.storage import translate_disk_full
 _logger = logging.getLogger(__name__)
 _ROUTE = "_onceflow_route"
 _NOWHERE = -1
-_SMALL_ROWS, _SMALL_BYTES = 50_000, 16_000_000  # of the epoch before; then the next may be as small
+_SMALL_ROWS, _SMALL_BYTES = 25_000, 4_000_000  # of the epoch before; then the next may be as small
+_SMALL_IN_MEMORY = 32_000_000  # bytes; a file is compressed
 _GROWS = 4  # times as much input as in the epoch before is no longer expected to be small
 _SMALL_STATE = 50_000  # rows: all windows of a query may close in one epoch
 _SETTINGS = {
@@ -84,6 +85,7 @@ class Stager:
         self._schema = schema
         self._bytes_per_row = float(sum(_WIDTHS.get(t, 8) for t in columns(schema).values()))
         self._last: tuple[int, int, int] | None = None  # rows, bytes and input of the epoch before
+        self._in_memory = 0  # bytes of the last one that was collected
 
     def stage(
         self, batch: Any, folder: Path, tag: str, load: Load, running: RunningQuery | None = None
@@ -119,7 +121,8 @@ class Stager:
         rows, size, before = self._last
         return (
             rows <= _SMALL_ROWS
-            and size <= _SMALL_BYTES
+            and size <= min([_SMALL_BYTES, *self._rolls])
+            and self._in_memory <= _SMALL_IN_MEMORY
             and load.input <= max(_GROWS * before, _SMALL_ROWS)
             and load.state_rows <= _SMALL_STATE
             and self._is_collectable
@@ -138,6 +141,7 @@ class Stager:
         import pyarrow.parquet as pq
 
         table = rows.toArrow()
+        self._in_memory = table.nbytes
         parts = [(root, table)]
         for name in _folder_columns(table.column_names):
             parts = [
@@ -171,9 +175,8 @@ class Stager:
     def _write(self, rows: Any, root: Path, running: RunningQuery | None) -> None:
         set_for_writing(rows.sparkSession)
         options, folders = {**COMMITTER, **_QUICK}, _folder_columns(rows.columns)
-        rolls = [sink.roll_bytes for sink in self._outputs.values() if sink.roll_bytes]
-        if rolls:
-            most = max(1, int(min(rolls) / max(self._bytes_per_row, 1.0)))
+        if self._rolls:
+            most = max(1, int(min(self._rolls) / max(self._bytes_per_row, 1.0)))
             options["maxRecordsPerFile"] = str(most)
         if folders:
             from py4j.protocol import Py4JError
@@ -201,6 +204,11 @@ class Stager:
         for name in folder.split("/"):
             if by := re.match(rf"{_BY}(\d+)=", name):
                 refuse_long_folder(name, sink.by[int(by[1])], str(sink), root)
+
+    @property
+    def _rolls(self) -> list[int]:
+        """The sizes at which outputs begin a new file."""
+        return [sink.roll_bytes for sink in self._outputs.values() if sink.roll_bytes]
 
     @property
     def _by_columns(self) -> int:

@@ -161,6 +161,7 @@ def test_a_line_may_say_anything_and_stops_nobody(application: Application) -> N
             json.dumps(click | {"id": f"bad {at}", "at": at}): NOT_A_TIME
             for at in ("11:00:00", "-290308-12-21T19:59:30Z", "+294247-01-10T04:00:54Z")
         },
+        **{text.replace('"bad"', number): NOT_JSON for number in ("NaN", "-INF", "Infinity")},
         json.dumps(click | {"user": "a\0b"}): NULL_CHARACTER,
     }
     orders = [order | {"id": "o1"}, order | {"id": "o2"}]  # one order, told twice

@@ -202,6 +202,50 @@ def test_a_plan_can_be_made_while_the_job_runs(
 
 
 @pytest.mark.parametrize("choice", ["rewind", "skip", "replay"])
+def test_a_query_that_began_after_the_savepoint_may_run_while_a_plan_is_made(
+    world: World, choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.driver(world.files(), "orders").open().run(2)
+    savepoint = world.savepoint()
+    alerts = world.driver(world.files("alerts"), "alerts").open().run(2)
+    published = Files.published
+
+    def after_an_epoch(sink: Files, output: str) -> Ledger:
+        if "/alerts/" in output:
+            alerts.run()
+        return published(sink, output)
+
+    monkeypatch.setattr(Files, "published", after_an_epoch)
+    answers = Restore(world.folder, savepoint.cuts(), {"": choice}, "restore").plan()
+    says = {answer.query: (answer.published - answer.cut, answer.says) for answer in answers}
+    assert says["alerts"] == (0, "nothing was published after the cut")
+
+
+def test_the_first_epoch_of_an_output_may_be_published_while_a_plan_is_made(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = {**world.files("x"), **world.files("y")}
+    driver = world.driver(world.files("x")).open().run()
+    savepoint = world.savepoint()
+    driver = world.driver(both).open()
+    published, late = Files.published, [True]
+
+    def before_two_epochs(sink: Files, output: str) -> Ledger:
+        seen = published(sink, output)
+        if output.endswith("/y") and late and late.pop():
+            driver.run(2)
+        return seen
+
+    monkeypatch.setattr(Files, "published", before_two_epochs)
+    plan = Restore(world.folder, savepoint.cuts(), {"": "rewind"}, "restore").plan
+    assert [answer.output for answer in plan()] == ["x", "y"]
+    driver.run()
+    shutil.rmtree(world.root / "y")
+    with pytest.raises(TargetBehind, match="has nothing of the job any more"):
+        plan()
+
+
+@pytest.mark.parametrize("choice", ["rewind", "skip", "replay"])
 def test_a_sink_that_cannot_take_back_goes_on_where_nothing_came_after(
     world: World, choice: str
 ) -> None:

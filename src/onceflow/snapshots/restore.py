@@ -115,15 +115,30 @@ class _Going:
     """One query of the lineage that ends, and the cut that it goes back to."""
 
     def __init__(
-        self, folder: JobFolder, query: Query, lineage: str, cut: Cut, outputs: list[Output]
+        self,
+        folder: JobFolder,
+        query: Query,
+        outputs: list[Output],
+        cut: tuple[str, Cut] | None,
     ) -> None:
-        self._folder, self.outputs = folder, outputs
-        self.query, self.lineage, self.cut = query, lineage, cut
+        """`cut`: its lineage, and the cut; None: the query began after the snapshot, and stays
+        where it is."""
+        self._folder, self.query, self.outputs = folder, query, outputs
         # Ledgers first (of exact outputs): a plan may be made while the job runs, and what a
         # target has was decided before, so a log that is read later knows it.
-        self.ledgers = {o.name: o.sink.published(self.id(o.name)) for o in outputs if o.exact}
+        self.ledgers = {o.name: self.published(o) for o in outputs if o.exact}
         self.log = query.epoch_log().read()
         self.history = History(folder, query.name, query.lineage)
+        self.lineage, self.cut = cut or (query.lineage, self._last())
+
+    def _last(self) -> Cut:
+        assert self.log.last is not None
+        cut = cut_of(self.query, self.log.last.epoch)
+        assert cut is not None
+        return cut
+
+    def published(self, output: Output) -> Ledger:
+        return output.sink.published(self.id(output.name))
 
     @property
     def epoch(self) -> int:
@@ -211,36 +226,32 @@ class Restore:
                 output_of(query.name, name, target, choice_for(self._choices, query.name, name))
                 for name, target in targets.items()
             ]
-            going = _Going(self._folder, query, *self._cut(query), outputs)
+            going = _Going(self._folder, query, outputs, self._cuts.get(query.name))
             for output in going.outputs:
                 if output.exact:
                     ledger = going.ledgers[output.name]
                     refuse_foreign(query, output.name, output.sink, going.log, ledger)
-                    self._refuse_gone(going, output, ledger)
+                    self._refuse_gone(going, output)
             found.append(going)
         return found
 
     @staticmethod
-    def _refuse_gone(going: _Going, output: Output, ledger: Ledger) -> None:
+    def _refuse_gone(going: _Going, output: Output) -> None:
         last, origin = going.log.last, Origin.of(going.log)
         assert last is not None
         decided = last.outputs.get(output.name)
         own = origin is None or not origin.is_fork or last.epoch > origin.cut
-        if own and ledger.position is None and decided is not None and decided.previous is not None:
+        if not own or decided is None or decided.previous is None:
+            return
+        if going.ledgers[output.name].position is not None:
+            return
+        # Its first epoch may have been published while we looked: then it is there by now.
+        if going.published(output).position is None:
             raise TargetBehind(
                 f"output {going.query.name}/{output.name}: {output.sink} has nothing of the job "
                 f"any more, which had published up to epoch {decided.previous.epoch} and beyond",
                 hint="bring back the target as it was, or fork a job with new targets",
             )
-
-    def _cut(self, query: Query) -> tuple[str, Cut]:
-        """A query that began after the snapshot stays where it is."""
-        if query.name in self._cuts:
-            return self._cuts[query.name]
-        last = query.epoch_log().read().last
-        cut = cut_of(query, last.epoch if last else None)
-        assert cut is not None
-        return query.lineage, cut
 
     def _refuse_taken_back(self, going: _Going, output: Output) -> None:
         at, epoch, _ = going.stands(output.name)

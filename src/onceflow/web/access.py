@@ -34,6 +34,7 @@ _LIFE = 12 * 3600.0  # seconds of a session
 _MOST_SESSIONS = 100
 _TRIES = 5  # wrong tokens from one address in _WHILE seconds; then it is not heard
 _WHILE = 60.0
+_WHERE = "it is the text after `token:` where the page was started, or that of its --token-file"
 _MOST_ADDRESSES = 1000
 _LARGEST_AUDIT = 10_000_000  # bytes; then it becomes _audit.jsonl.1
 
@@ -108,11 +109,9 @@ class Access:
             self._wrong.pop(address, None)
             return None
         if not given:
-            return Refusal(401, "this needs the token", "onceflow serve printed it when it started")
+            return Refusal(401, "this needs the token", _WHERE)
         tries.append(self.clock())
-        return Refusal(
-            401, "that is not the token", "it is the text after `token:` where the page was started"
-        )
+        return Refusal(401, "that is not the token", _WHERE)
 
     def _tries(self, address: str) -> deque[float]:
         """The wrong tokens that came from an address lately."""
