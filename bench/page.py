@@ -1,6 +1,6 @@
 """What the page costs: how soon it is painted, and what many viewers take from a job.
 
-    python bench/page.py [--only paint,viewers] [--ads] [--minutes 10] [--turns 5] [--viewers 50]
+    python bench/page.py [--only paint,viewers,memory] [--ads] [--minutes 10] [--turns 5]
 
 - paint: from the request to the first contentful paint, in Chromium on this machine, each load in
   a browser that has nothing of it yet; the median of `--loads` for each view
@@ -8,6 +8,8 @@
   with viewers, who follow the live views by turns, and periods without take turns: the CPU seconds
   of the page and of the job in each, and the memory of the page. With --ads it is the reference
   application, all of it, as `onceflow demo` runs it
+- memory: that of the page while viewers follow a home whose jobs decide `--epochs` epochs, far
+  faster than Spark could, so that hours of a job pass in minutes (`busy_home.py`)
 
 The viewers are in this process, whose CPU seconds are not counted. `--profile` says where the page
 spends its time (functions by their own seconds), which costs some itself.
@@ -37,6 +39,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pyarrow as pa
+from busy_home import BOARD, JOBS, Board, BusyHome
 from measure import cpu_seconds, progress, ratio, resident, spread
 
 from onceflow.log import EmbeddedLog
@@ -48,9 +51,11 @@ _VIEWS = {
     "jobs": "/jobs",  # its page is at /
     "job": "/jobs/{job}",
     "lineages": "/jobs/{job}/lineages",
-    "board": "/boards/ads",
+    "board": f"/boards/{BOARD}",
     "verify": "/verify",
 }
+_FASTER = 30.0  # epochs a second, for memory
+_STAY = 10.0  # seconds that a viewer stays then
 _PLAIN = "plain text"  # what Chromium itself takes
 _CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 _PROFILED = """
@@ -66,15 +71,20 @@ finally:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="paint,viewers")
+    parser.add_argument("--only", default="paint,viewers,memory")
     parser.add_argument("--loads", type=int, default=20, help="of each view")
     parser.add_argument("--minutes", type=float, default=10.0, help="with viewers, in all")
     parser.add_argument("--turns", type=int, default=5, help="periods with and without viewers")
     parser.add_argument("--viewers", type=int, default=50)
     parser.add_argument("--rows", type=int, default=2000, help="a second that the job is fed")
     parser.add_argument("--ads", action="store_true", help="the reference application")
+    parser.add_argument("--epochs", type=int, default=10_000, help="of each query, for memory")
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
+    if "memory" in options.only:
+        memory(options.epochs, options.viewers)
+    if not {"paint", "viewers"} & set(options.only.split(",")):
+        return
     played_by = ads if options.ads else word_count
     with stage(played_by, options.rows, profile=options.profile) as played:
         if "paint" in options.only:
@@ -204,25 +214,9 @@ def _feed(log: EmbeddedLog, rows: int, done: threading.Event) -> None:
 
 
 def _board(home: Path, done: threading.Event) -> None:
-    """One that grows as that of `onceflow demo` does."""
-    path, began = home / "_boards" / "ads.jsonl", time.time()
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"board": "ads", "title": "Ads", "unit": {"spend": "EUR"}}) + "\n")
-    clicks = 0
+    board = Board(home)
     while not done.wait(0.5):
-        clicks += 40
-        told = {
-            "clicks": clicks, "spend_micros": clicks * 250_000,
-            "truth_clicks": clicks + 9, "truth_spend_micros": (clicks + 9) * 250_000,
-        }  # fmt: skip
-        campaigns = [
-            {"campaign": f"campaign {n}", **told, "budget_micros": 10**10, "paused": False}
-            for n in range(8)
-        ]
-        at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        line = {"at": at, "t": time.time() - began, "totals": told, "campaigns": campaigns}
-        with open(path, "a") as file:
-            file.write(json.dumps(line) + "\n")
+        board.sample()
 
 
 # ---------------------------------------------------------------- first paint
@@ -322,6 +316,37 @@ def viewers(played: Stage, count: int, turns: int, seconds: float) -> None:
     print(f"  each viewer got {statistics.median(looked.got) / 1e3:.0f} kB a minute")
     told = ", ".join(f"{megabytes:.1f}" for megabytes in memory)
     print(f"  memory of the page, at first and after each period: {told} MB")
+
+
+# ---------------------------------------------------------------- memory
+
+
+def memory(epochs: int, viewers: int) -> None:
+    """Viewers come and go all the time."""
+    root = Path(tempfile.mkdtemp(prefix="onceflow-bench-"))
+    found: list[tuple[int, float]] = []
+    try:
+        with (
+            BusyHome(root / "home", per_second=_FASTER) as busy,
+            _process("serve", "--home", busy.home, "--port", 0, "--read-only") as page,
+        ):
+            url, first = _heard(page, "serving")["url"].rstrip("/"), next(iter(JOBS))
+            played = Stage(url, page.pid, Job(os.getpid(), busy.home, first))
+            while _epoch(url, first) < 20:
+                time.sleep(0.1)
+            while busy.epochs < epochs:
+                asyncio.run(_look(played, viewers, _STAY))
+                found.append((busy.epochs, resident(page.pid)))
+                progress(f"{busy.epochs:,} of {epochs:,} epochs: {found[-1][1]:.1f} MB")
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    print(f"\nmemory of the page, {viewers} viewers, {sum(map(len, JOBS.values()))} queries")
+    for share in range(1, 11):
+        number, megabytes = found[len(found) * share // 10 - 1]
+        print(f"  after {number:6,} epochs of each {megabytes:6.1f} MB")
+    half = len(found) // 2
+    then, last = (max(mb for _, mb in part) for part in (found[:half], found[half:]))
+    print(f"  most in the second half / most in the first: {last / then:.3f}")
 
 
 async def _look(played: Stage, count: int, seconds: float) -> int:

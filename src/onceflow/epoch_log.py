@@ -127,6 +127,10 @@ class EpochLog:
         self._log.catch_up(self._view)
         return self
 
+    def forget(self) -> None:
+        """Let go of all decisions but the last: for one who reads on, and asks for no other."""
+        del self._view.decisions[:-1]
+
     def follow(self, view: View) -> None:
         """Tell a reader that keeps only what it wants all that came since it was told last."""
         self._log.catch_up(view)

@@ -51,6 +51,7 @@ class FollowedBoard:
         self._samples: deque[Row] = deque(maxlen=_KEPT)
         self._marks: deque[Row] = deque(maxlen=_MARKS)
         self._head: Row = {}
+        self._last: Row | None = None
         self._lines = Lines(self._path, self._take, self._restart)
 
     def read(self) -> Row:
@@ -66,19 +67,22 @@ class FollowedBoard:
             "board": self._name,
             "samples": thinned(list(self._samples), _SAMPLES),
             "marks": list(self._marks),
-            "last": self._samples[-1] if self._samples else None,
+            "last": self._last,
         }
 
     def _take(self, row: Row) -> None:
         if "mark" in row:
             self._marks.append(row)
         elif isinstance(row.get("totals"), dict):
-            self._samples.append(row)
+            self._last = row
+            self._samples.append(
+                {k: v for k, v in row.items() if k != "campaigns"}
+            )  # they are large
 
     def _restart(self) -> None:
         self._samples.clear()
         self._marks.clear()
-        self._head = {}
+        self._head, self._last = {}, None
 
 
 def thinned(rows: list[Row], keep: int) -> list[Row]:

@@ -44,8 +44,6 @@ Home = str | os.PathLike[str]
 Row = dict[str, Any]
 Logs = dict[Path, EpochLog]  # by the folder of the query
 
-_MOST_KEPT = 1000  # decisions of a log that is read on
-
 
 def jobs(home: Home) -> list[Row]:
     """A summary of each job."""
@@ -95,8 +93,8 @@ def lineages(home: Home, job: str, logs: Logs | None = None) -> list[Row]:
     def read(query: Query) -> EpochLog:
         log = kept.pop(query.folder, None) or query.epoch_log()
         log.read()  # one that cannot be read is begun anew next time
-        if len(log.decisions) <= _MOST_KEPT:  # and one that holds much more than is retained
-            kept[query.folder] = log
+        log.forget()
+        kept[query.folder] = log
         return log
 
     return _lineages(_folder(home, job), read)
