@@ -25,9 +25,13 @@ from ads.world import (
     COUNT,
     EVENT,
     FIELD_MISSING,
+    FIELD_TOO_LONG,
+    FREE,
     FROM_THE_FUTURE,
     KINDS,
     LINE,
+    LONGEST_FIELD,
+    LONGEST_LINE,
     MAX_AGE,
     NAMESPACE,
     NOT_A_TIME,
@@ -35,10 +39,12 @@ from ads.world import (
     NULL_CHARACTER,
     REGIONS,
     REJECTED,
+    REMEMBERED,
     REQUIRED,
     TOO_OLD,
     UNKNOWN_AD,
     UNKNOWN_KIND,
+    UNSTEADY,
 )
 from onceflow import Flow, job
 from onceflow.state import KeyedProcess, ValueState
@@ -56,7 +62,10 @@ def aggregation(flow: Flow) -> None:
         checked(places.read(flow, "raw"), received=places.received),
         by=["region", "identity"],
         process=Once(),
+        event_time="received",
+        watermark=f"{UNSTEADY.total_seconds():.0f} seconds",
         order=("region", "raw_partition", "raw_offset"),
+        late=places.late("aggregation"),
     )
     outputs = {f"{stream}_{region}": (stream, region) for stream in STREAMS for region in REGIONS}
     flow.write(
@@ -112,7 +121,7 @@ def checked(lines: DataFrame, *, received: str) -> DataFrame:
         "raw_offset",
         "campaign",
         F.date_trunc("minute", "at").alias("minute"),
-        F.when(~accepted, F.col("value")).alias("value"),
+        F.when(~accepted, F.substring("value", 1, LONGEST_LINE)).alias("value"),
         "reason",
         identity.alias("identity"),
         F.concat_ws("_", F.when(accepted, "events").otherwise("rejected"), "region").alias(
@@ -139,13 +148,18 @@ def reason() -> Column:
     line, at, received = F.col("line"), F.col("at"), F.col("received")
     is_order = line["kind"] == "order"
     text = F.concat_ws("", *(line[name] for name in columns(LINE)))
+    free = {name: F.length(line[name]) for name in FREE}
     one = F.col("is_one") & line.isNotNull() & line["broken"].isNull()
     found = F.when(~one, NOT_JSON).when(text.contains("\0"), NULL_CHARACTER)
     for name in REQUIRED:
-        found = found.when(line[name].isNull(), FIELD_MISSING + name)
+        missing = line[name].isNull()
+        found = found.when(missing | (free[name] == 0) if name in free else missing,
+                           FIELD_MISSING + name)  # fmt: skip
+    for name, length in free.items():
+        found = found.when(length > LONGEST_FIELD, FIELD_TOO_LONG + name)
     return (
         found.when(~line["kind"].isin(*KINDS), UNKNOWN_KIND)
-        .when(is_order & line["order"].isNull(), FIELD_MISSING + "order")
+        .when(is_order & F.coalesce(free["order"] == 0, F.lit(True)), FIELD_MISSING + "order")
         .when(~is_order & line["ad"].isNull(), FIELD_MISSING + "ad")
         .when(at.isNull(), NOT_A_TIME)
         .when(~is_order & F.col("campaign").isNull(), UNKNOWN_AD)
@@ -161,11 +175,12 @@ def reason() -> Column:
 class Once(KeyedProcess):
     """Lets the first row of each key pass, as part of this epoch's panes; later ones fall out.
 
-    It remembers a key for two days after it came last. A rejected line has a key of its own and is
-    not remembered.
+    It remembers a key on the clock of receipts, which stands still while the job does: however long
+    it was down, a copy finds the event that came before. A copy is too old, and rejected, long
+    before the event is forgotten. A rejected line has a key of its own and is not remembered.
     """
 
-    seen = ValueState("boolean", ttl="2 days", ttl_on="processing")
+    seen = ValueState("boolean", ttl=REMEMBERED, ttl_on="event")
 
     def bind(self, keys: pa.Schema, rows: pa.Schema) -> None:
         self.output = rows.append(pa.field("pane", pa.int64()))

@@ -23,6 +23,7 @@ from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
 from ads.database import connect, transaction
+from ads.places import COMMAND
 from onceflow.errors import JobError, OnceflowError, ServerSilent
 
 _AT_ONCE = 200  # orders in one request, and in one statement
@@ -76,29 +77,51 @@ class Answers:
         with opened as store:
             yield store
 
-    def _ask(self, orders: list[str]) -> Iterator[tuple[str, Answer]]:
+    def _ask(self, orders: list[str]) -> list[tuple[str, Answer]]:
         body = json.dumps(orders).encode()
         request = Request(f"{self.url}/orders", body, {"Content-Type": "application/json"})
         deadline, pause = time.monotonic() + self.patience, 0.05
         while True:
             try:
-                said = _fetch(request)
-                return ((order, Answer(**said[order])) for order in orders)
+                return _told(_fetch(request), orders, self.url)
             except (OSError, HTTPException) as error:  # no connection, cut off, or 503
                 if time.monotonic() + pause > deadline:
                     raise ServerSilent(
                         f"the order service at {self.url} does not answer: {error}",
-                        hint="start it: python -m examples.ads order-service --port …",
+                        hint=f"start it: {COMMAND} order-service --port …",
                     ) from error
             time.sleep(pause)
             pause = min(2 * pause, 2.0)
 
 
-def _fetch(request: Request) -> dict[str, Any]:
+def _told(said: bytes, orders: list[str], url: str) -> list[tuple[str, Answer]]:
+    """What the service said of each order."""
+    try:
+        answers = json.loads(said)
+        return [
+            (
+                order,
+                Answer(
+                    value_cents=int(answers[order]["value_cents"]),
+                    courier=str(answers[order]["courier"]),
+                    answer_id=str(answers[order]["answer_id"]),
+                ),
+            )
+            for order in orders
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise OnceflowError(
+            f"the order service at {url} says {said[:200]!r}, which is no answer for "
+            f"{len(orders)} orders ({type(error).__name__}: {error})",
+            hint="look at whether it is the order service at all, and at what it answers",
+        ) from error
+
+
+def _fetch(request: Request) -> bytes:
     try:
         # A proxy has no business on loopback.
         with build_opener(ProxyHandler({})).open(request, timeout=5) as response:
-            return dict(json.loads(response.read()))
+            return bytes(response.read())
     except HTTPError as error:
         if error.code >= 500:
             raise
@@ -163,7 +186,8 @@ def _postgres(dsn: str) -> Iterator[_Store]:
             yield _Store(lambda sql, args: db.execute(sql, args).fetchall(), put, "%s")
     except psycopg.OperationalError as error:
         raise ServerSilent(
-            f"the database of the answers does not answer: {error}", hint="start PostgreSQL"
+            f"the database of the answers fails: {error}",
+            hint="see what it says: is it up, has it room, is the connection string right?",
         ) from error
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from ads.answers import Answers
 from ads.places import Places, columns
-from ads.world import ADS, ATTRIBUTED, DELAY, EVENT, REGIONS, WINDOW, attribution_id
+from ads.world import ADS, ATTRIBUTED, DELAY, EVENT, REGIONS, WINDOW, attribution_id, order_name
 from onceflow import Flow, job
 from onceflow.state import JoinLast
 
@@ -34,7 +34,7 @@ def attribution(flow: Flow) -> None:
         watermark=f"{DELAY.total_seconds():.0f} seconds",
         # An event is late by what was received before it, whatever the epochs of aggregation.
         order=("region", "raw_partition", "raw_offset"),
-        late=places.late,
+        late=places.late("attribution"),
     )
     to = {region: places.sink("attributed", region) for region in REGIONS}
     flow.write("orders", orders, to=to, by="region")
@@ -60,11 +60,12 @@ class Attribution(JoinLast):
         return self._told(orders), state
 
     def _told(self, orders: dict[str, pa.Array]) -> dict[str, Any]:
-        ids, ads = orders["order_id"].to_pylist(), orders["matched_ad"].to_pylist()
-        found = self._answers.of(ids)
-        answers = [found[id] for id in ids]
+        ids = list(zip(orders["region"].to_pylist(), orders["order_id"].to_pylist(), strict=True))
+        names, ads = [order_name(*id) for id in ids], orders["matched_ad"].to_pylist()
+        found = self._answers.of(names)
+        answers = [found[name] for name in names]
         return {
-            "record_id": [attribution_id(id) for id in ids],
+            "record_id": [attribution_id(*id) for id in ids],
             "region": orders["region"],
             "order_id": orders["order_id"],
             "user": orders["user"],

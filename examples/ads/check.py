@@ -4,10 +4,12 @@ Every number must be right in every place, and every row there once:
 
     events, rejected      each event once, each rejected line as often as it came
     counts                the panes of a minute add up to the truth; record ids are right and unique
-    attributed            each order once, with what brought it; the answer that it carries is the
-                          one that was staged
+    attributed            each order once, with what brought it and what it was worth; the answer
+                          that it carries is the one that was staged
     serving, warehouse    the same rows as the streams
-    charges               of each committed pane clicks times price, of each campaign the truth's
+    charges               of each committed pane clicks times price, of each campaign the truth's;
+                          those are paused whose budget is spent, and no others
+    late                  nothing
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from ads import outputs
 from ads.budget import campaigns
 from ads.outputs import Row
 from ads.places import Places, columns
-from ads.truth import Attribution, Truth
-from ads.world import ADS, ATTRIBUTED, COUNT, REGIONS, attribution_id, count_id
+from ads.truth import Attribution, Truth, record_id, worth
+from ads.world import ADS, ATTRIBUTED, COUNT, REGIONS, count_id, order_name
 
 _SHOWN = 50  # differences in JSON
 
@@ -74,7 +76,7 @@ class Comparison:
     target: str
     truth: Counter[Any]
     found: Counter[Any]
-    is_money: bool = False
+    is_sum: bool = False  # of what other comparisons count one by one
 
     def differences(self) -> Iterator[Difference]:
         wrong = {x for x in {*self.truth, *self.found} if self.truth[x] != self.found[x]}
@@ -89,7 +91,7 @@ def check(places: Places | Path, truth: Truth, *, parts: tuple[str, ...] | None 
         places = Places.from_environment(places)
     holds = Holds(places)
     found = [c for name in parts or PARTS for c in PARTS[name](holds, truth)]
-    rows = [c for c in found if not c.is_money]
+    rows = [c for c in found if not c.is_sum]
     return Verdict(
         lost=sum((c.truth - c.found).total() for c in rows),
         duplicated=sum((c.found - c.truth).total() for c in rows),
@@ -146,10 +148,15 @@ def _counts(holds: Holds, truth: Truth) -> Iterator[Comparison]:
 def _attributed(holds: Holds, truth: Truth) -> Iterator[Comparison]:
     rows, orders = holds.orders, truth.attributions()
     yield Comparison("attributed", Counter(orders.values()), _attributions(rows))
-    yield _ids("attributed", rows, {(attribution_id(o), a.campaign) for o, a in orders.items()})
+    yield _ids("attributed", rows, {(record_id(o), a.campaign) for o, a in orders.items()})
+    said = ("region", "order_id", "value_cents", "courier")
+    yield Comparison(
+        "worth", Counter((*order, *worth(order)) for order in orders), _tuples(rows, said)
+    )
     used = ("order_id", "value_cents", "courier", "answer_id")
     staged = outputs.answers(holds.places)
-    yield Comparison("answers", _tuples(staged, used), _tuples(rows, used))
+    named = [{**row, "order_id": order_name(row["region"], row["order_id"])} for row in rows]
+    yield Comparison("answers", _tuples(staged, used), _tuples(named, used))
 
 
 def _serving(holds: Holds, truth: Truth) -> Iterator[Comparison]:
@@ -187,10 +194,24 @@ def _charges(holds: Holds, truth: Truth) -> Iterator[Comparison]:
     by_campaign: Counter[str] = Counter()
     for row in charged:
         by_campaign[row["campaign"]] += row["micros"]
-    spent = Counter({each.campaign: each.spent_micros for each in campaigns(holds.places)})
+    known = campaigns(holds.places)
     should = Counter(truth.spend_micros_by_campaign())
-    yield Comparison("charges, micro-units", should, by_campaign, is_money=True)
-    yield Comparison("campaigns, micro-units", should, spent, is_money=True)
+    spent = Counter({each.campaign: each.spent_micros for each in known})
+    clicks = Counter({each.campaign: each.clicks for each in known})
+    paused = Counter(each.campaign for each in known if each.paused)
+    yield Comparison("charges, micro-units", should, by_campaign, is_sum=True)
+    yield Comparison("campaigns, micro-units", should, spent, is_sum=True)
+    yield Comparison("campaigns, clicks", Counter(truth.clicks_by_campaign()), clicks, is_sum=True)
+    yield Comparison("campaigns, paused", Counter(truth.spent_campaigns()), paused, is_sum=True)
+
+
+def _late(holds: Holds, truth: Truth) -> Iterator[Comparison]:
+    found = Counter(
+        (job, str(sorted(row.items(), key=str)))
+        for job in ("aggregation", "attribution")
+        for row in outputs.late(holds.places, job)
+    )
+    yield Comparison("late", Counter(), found)
 
 
 PARTS: dict[str, Callable[[Holds, Truth], Iterator[Comparison]]] = {
@@ -201,6 +222,7 @@ PARTS: dict[str, Callable[[Holds, Truth], Iterator[Comparison]]] = {
     "serving": _serving,
     "warehouse": _warehouse,
     "charges": _charges,
+    "late": _late,
 }
 
 # ---------------------------------------------------------------- how often a row is there

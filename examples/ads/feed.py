@@ -67,6 +67,18 @@ class RawTopics:
     def append(self, lines: Lines, batch: int) -> None:
         if batch <= self._last:
             return
+        from confluent_kafka import KafkaException
+
+        try:
+            self._send(lines, batch)
+        except (KafkaException, BufferError) as error:
+            raise ServerSilent(
+                f"a batch can't be sent to Kafka at {self._servers}: {error}",
+                hint="start the broker, then begin again with the same folder",
+            ) from error
+        self._last = batch
+
+    def _send(self, lines: Lines, batch: int) -> None:
         self._producer.begin_transaction()
         headers: list[tuple[str, str | bytes | None]] = [("batch", str(batch).encode())]
         for region, some in lines.items():
@@ -82,7 +94,6 @@ class RawTopics:
                 if number % 1000 == 0:
                     self._producer.poll(0)
         self._producer.commit_transaction(60)
-        self._last = batch
 
     def _last_batch(self) -> int:
         """A batch that was committed last is at the end of the partitions that it went to: nothing
@@ -114,6 +125,7 @@ class Feed:
                 hint="give the same options to go on with it, or name a new folder",
             )
         self._generator = self.stream.generator()
+        self._unsent = False
         self._send_last_again()
 
     def send(self, chunks: int) -> Lines:
@@ -131,6 +143,11 @@ class Feed:
         return self._send(self._generator.closing())
 
     def _note(self, stream: Stream) -> None:
+        if self._unsent:
+            raise JobError(
+                "the last batch could not be sent, and nothing goes past it",
+                hint="begin again with the same folder: it is sent first then",
+            )
         self.stream = replace(stream, batch=stream.batch + 1)
         self.stream.save(self._places.folder)
 
@@ -144,7 +161,9 @@ class Feed:
             self._send(lines)
 
     def _send(self, lines: Lines) -> Lines:
+        self._unsent = True
         self._raw.append(lines, self.stream.batch)
+        self._unsent = False
         return lines
 
     def _next(self, chunks: int) -> Lines:

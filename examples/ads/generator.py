@@ -111,6 +111,7 @@ class Generator:
         self._mask = self._random.getrandbits(120)
         self._second = _BEGIN // _SECOND
         self._made = self._of_seconds = 0
+        self._orders = dict.fromkeys(REGIONS, 0)  # each region numbers its own
         self._later: defaultdict[int, list[_Pending]] = defaultdict(list)  # by second
         self._clicked: deque[tuple[_Person, _Place]] = deque(maxlen=200)
         self._seen: deque[tuple[_Person, _Place]] = deque(maxlen=200)
@@ -275,7 +276,8 @@ class Generator:
         seconds, micros = divmod(at, _SECOND)
         ad, order = place.ad, None
         if kind == "order":
-            ad, order = None, f"order-{self.seed}-{number}"
+            self._orders[person.region] += 1
+            ad, order = None, f"order-{self.seed}-{self._orders[person.region]}"
             tail = f'"ad":null,"order":"{order}"}}'
         else:
             tail = f'"ad":"{ad}"}}'

@@ -224,8 +224,7 @@ def budget(folder: Path, once: bool, as_json: bool) -> None:
     places.create()
     service = Budget(places)
     if once:
-        while service.step():
-            pass
+        service.catch_up()
     else:
         service.run(stop)
     service.close()

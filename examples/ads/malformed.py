@@ -7,7 +7,16 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from ads.world import FIELD_MISSING, NOT_A_TIME, NOT_JSON, NULL_CHARACTER, UNKNOWN_AD, UNKNOWN_KIND
+from ads.world import (
+    FIELD_MISSING,
+    FIELD_TOO_LONG,
+    FREE,
+    NOT_A_TIME,
+    NOT_JSON,
+    NULL_CHARACTER,
+    UNKNOWN_AD,
+    UNKNOWN_KIND,
+)
 
 _LONG = "long " * 4_000
 _STRANGE = "Ünïcödé \u202e \U0001d538 😀 \u2028"
@@ -63,6 +72,18 @@ def _with_a_null(chance: Random, value: str) -> tuple[str, str]:
     return _text(fields), FIELD_MISSING + name
 
 
+def _with_an_empty_field(chance: Random, value: str) -> tuple[str, str]:
+    fields, name = _free_one_of(chance, value)
+    return _text({**fields, name: ""}), FIELD_MISSING + name
+
+
+def _with_a_long_field(chance: Random, value: str) -> tuple[str, str]:
+    fields, name = _free_one_of(chance, value)
+    return _text({**fields, name: chance.choice((_LONG, "x" * 201, '"' * 201))}), (
+        FIELD_TOO_LONG + name
+    )
+
+
 def _unknown_kind(chance: Random, value: str) -> tuple[str, str]:
     return _text({**json.loads(value), "kind": chance.choice(_KINDS)}), UNKNOWN_KIND
 
@@ -80,7 +101,7 @@ def _unknown_ad(chance: Random, value: str) -> tuple[str, str]:
 
 _BREAKS: list[Callable[[Random, str], tuple[str, str]]] = [
     _cut_off, _something_else, _with_more_behind_it, _with_a_null_character, _without_a_field,
-    _with_a_null, _unknown_kind, _not_a_time, _unknown_ad,
+    _with_a_null, _with_an_empty_field, _with_a_long_field, _unknown_kind, _not_a_time, _unknown_ad,
 ]  # fmt: skip
 
 
@@ -88,6 +109,12 @@ def _one_of(chance: Random, value: str) -> tuple[dict[str, Any], str]:
     """The fields, and one of those that must be there."""
     fields = json.loads(value)
     return fields, chance.choice([name for name in fields if fields[name] is not None])
+
+
+def _free_one_of(chance: Random, value: str) -> tuple[dict[str, Any], str]:
+    """The fields, and one of those that may say anything."""
+    fields = json.loads(value)
+    return fields, chance.choice([name for name in FREE if fields.get(name) is not None])
 
 
 def _text(fields: dict[str, Any]) -> str:

@@ -26,6 +26,13 @@ def stream(places: Places, name: str, region: str) -> list[Row]:
     return [row for batch in log.read() for row in batch.to_pylist()]
 
 
+def late(places: Places, job: str) -> list[Row]:
+    path = places.late_log(job)
+    if not path.exists():
+        return []
+    return [row for batch in EmbeddedLog(path).read() for row in batch.to_pylist()]
+
+
 def table(places: Places, name: str) -> list[Row]:
     """The rows of a table of the serving database."""
     if places.dsn is None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ads.world import ATTRIBUTED, COUNT, EVENT, PARTITIONS, RAW, RAW_KEY, REGIONS, REJECTED
+from onceflow.errors import JobError, ServerSilent
 from onceflow.log import EmbeddedLog
 from onceflow.sinks import Files, Postgres, Sink, Sqlite
 from onceflow.sinks import Kafka as TopicSink
@@ -38,6 +39,8 @@ STREAMS = {
 # Of messages. Whoever reads events judges lateness by raw partition, and may see what a transaction
 # brought to one partition before what it brought to another: so a raw partition's are in one.
 KEYS = {"events": ["raw_partition"], "counts": ["ad"], "attributed": ["order_id"]}
+# How the application's commands are typed: in a checkout, or where `onceflow demo` has copied it.
+COMMAND = f"python -m {'examples.' if Path(__file__).parents[1].name == 'examples' else ''}ads"
 AD_MINUTES, ATTRIBUTIONS = "ad_minutes", "attributions"  # the tables
 
 
@@ -61,8 +64,8 @@ class Places:
         secret = environment.get("ADS_POSTGRES_FILE")
         return cls(
             folder=Path(folder),
-            kafka=environment.get("ADS_KAFKA"),
-            dsn=Path(secret).read_text().strip() if secret else None,
+            kafka=environment.get("ADS_KAFKA") or None,
+            dsn=_secret(Path(secret)) if secret else None,
         )
 
     # ---------------------------------------------------------------- streams
@@ -105,14 +108,12 @@ class Places:
         topic, value = self.topic(stream, region), columns(STREAMS[stream])
         return TopicSink(topic, servers=self.kafka, key=KEYS.get(stream), value=value)
 
-    @property
-    def late_log(self) -> Path:
-        return self.folder / "late"
+    def late_log(self, job: str) -> Path:
+        return self.folder / "late" / job
 
-    @property
-    def late(self) -> Sink:
-        """Accepted events that came too late for attribution. There are none."""
-        return LogSink(self.late_log)
+    def late(self, job: str) -> Sink:
+        """Lines, or events, that came too late for a job. There are none: `check` looks."""
+        return LogSink(self.late_log(job))
 
     def create(self) -> None:
         """Make all logs, or all topics; those that are there are left as they are."""
@@ -150,6 +151,16 @@ class Places:
         return Files(self.warehouse_folder(table), by=["region", "day"])
 
 
+def _secret(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobError(
+            f"no connection string can be read from {path}: {error}",
+            hint="ADS_POSTGRES_FILE names a file that holds one, and nothing else",
+        ) from error
+
+
 def create_topics(servers: str, names: list[str]) -> None:
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import AdminClient, NewTopic
@@ -162,4 +173,7 @@ def create_topics(servers: str, names: list[str]) -> None:
             future.result()
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise
+                raise ServerSilent(
+                    f"the topics can't be created in Kafka at {servers}: {error}",
+                    hint="is ADS_KAFKA right, does the broker run, and may we create topics?",
+                ) from error

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ads.generator import Generator, Line
+from ads.places import COMMAND
 from onceflow.errors import JobError
 
 NAME = "stream.json"
@@ -39,6 +40,11 @@ class Stream:
             file.flush()
             os.fsync(file.fileno())
         part.replace(folder / NAME)
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)  # else a power cut could bring back the one before
+        finally:
+            os.close(opened)
 
     @classmethod
     def load(cls, folder: Path) -> Stream | None:
@@ -70,6 +76,6 @@ def must_load(folder: Path) -> Stream:
     if stream is None:
         raise JobError(
             f"{folder / NAME} does not exist: nothing was sent to this folder",
-            hint=f"python -m examples.ads generate --folder {folder}",
+            hint=f"{COMMAND} generate --folder {folder}",
         )
     return stream

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
+from ads.places import COMMAND
 from ads.world import PARTITIONS
 from onceflow.errors import ServerSilent
 
@@ -46,5 +47,5 @@ def committed(servers: str, topic: str, *, last: int | None = None) -> Iterator[
     except KafkaException as failure:
         raise ServerSilent(
             f"{topic} can't be read from Kafka at {servers}: {failure}",
-            hint="start it, and create the topics: python -m examples.ads create",
+            hint=f"start it, and create the topics: {COMMAND} create",
         ) from failure

@@ -7,10 +7,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import NamedTuple
+from uuid import uuid5
+from zlib import crc32
 
 from ads.generator import Event, Line
-from ads.world import ADS, CAMPAIGNS, REGIONS, WINDOW
+from ads.world import ADS, BUDGETS, CAMPAIGNS, NAMESPACE, REGIONS, WINDOW
 
+Order = tuple[str, str]  # region, number
 Cell = tuple[str, str, datetime]  # region, ad, minute
 
 
@@ -34,7 +37,7 @@ class Truth:
 
     def __init__(self) -> None:
         self.events: dict[str, dict[str, Event]] = {region: {} for region in REGIONS}  # by id
-        self._orders: set[tuple[str, str]] = set()  # region, number
+        self._orders: set[Order] = set()
         self.rejected: Counter[tuple[str, str, str]] = Counter()  # region, line, reason
         self.lines = 0
         self.again = 0  # lines that brought an event that was there
@@ -91,7 +94,11 @@ class Truth:
     def spend_micros_by_campaign(self) -> dict[str, int]:
         return dict(self._spend_of)
 
-    def attributions(self) -> dict[str, Attribution]:
+    def spent_campaigns(self) -> set[str]:
+        """Those whose clicks cost as much as their budget, or more."""
+        return {name for name, spend in self._spend_of.items() if spend >= BUDGETS[name]}
+
+    def attributions(self) -> dict[Order, Attribution]:
         """By order. As if all events had been there from the beginning, in the order of their
         times: it does not matter which of them was received first."""
         found = {}
@@ -103,8 +110,19 @@ class Truth:
                 if order.order is not None:
                     click = _last(seen["click", order.user, order.restaurant], order)
                     shown = _last(seen["impression", order.user, order.restaurant], order)
-                    found[order.order] = _attribution(order, click or shown)
+                    found[order.region, order.order] = _attribution(order, click or shown)
         return found
+
+
+def record_id(order: Order) -> str:
+    """Of what is said of an order; in words of its own, not in those of the job."""
+    return str(uuid5(NAMESPACE, "attribution/{}/{}".format(*order)))
+
+
+def worth(order: Order) -> tuple[int, str]:
+    """What the order service says an order was worth, in cents, and who brought it."""
+    number = crc32("{}/{}".format(*order).encode())
+    return 800 + number % 5_000, f"courier-{number % 97:02d}"
 
 
 def _last(events: list[Event], order: Event) -> Event | None:

@@ -17,6 +17,10 @@ WINDOW = timedelta(days=7)  # a click or an impression can bring an order for so
 # No event that was accepted is later than this, whatever the epochs: it happened at most MAX_AGE
 # before it was received, and the newest one until then at most AHEAD after.
 DELAY = MAX_AGE + AHEAD
+# Times of receipt may run backwards by so much within a partition. A line that is further behind
+# than this waits in a log of late lines for somebody to look at it.
+UNSTEADY = timedelta(hours=1)
+REMEMBERED = 2 * DELAY  # how long an id is, on the clock of receipts: a copy comes within DELAY
 
 REGIONS = ("eu", "us")
 PARTITIONS = 2  # of every log and topic
@@ -50,7 +54,8 @@ ATTRIBUTED = (
 
 NOT_JSON = "not JSON"  # the text is not one JSON object
 NULL_CHARACTER = "null character"  # in a field; databases do not take it
-FIELD_MISSING = "field missing: "  # with the name of the first one that is missing or null
+FIELD_MISSING = "field missing: "  # with the name of the first one that is missing, null or empty
+FIELD_TOO_LONG = "field too long: "  # likewise; indexes and messages do not take any text
 UNKNOWN_KIND = "unknown kind"
 NOT_A_TIME = "not a time"
 UNKNOWN_AD = "unknown ad"
@@ -58,6 +63,9 @@ TOO_OLD = "too old"
 FROM_THE_FUTURE = "from the future"
 
 REQUIRED = ("id", "kind", "at", "user", "restaurant")  # and `ad`, or for an order `order`
+FREE = ("id", "user", "restaurant", "order")  # what they say is not known beforehand
+LONGEST_FIELD = 200  # characters of those
+LONGEST_LINE = 100_000  # characters of a rejected line that are kept
 
 # ---------------------------------------------------------------- ads, campaigns, people, places
 
@@ -117,6 +125,11 @@ def count_id(region: str, ad: str, minute: datetime, pane: int) -> str:
     return str(uuid.uuid5(NAMESPACE, name))
 
 
-def attribution_id(order_id: str) -> str:
+def order_name(region: str, order_id: str) -> str:
+    """Regions number their orders each for itself."""
+    return f"{region}/{order_id}"
+
+
+def attribution_id(region: str, order_id: str) -> str:
     """The id of what is said of an order, the same on every replay."""
-    return str(uuid.uuid5(NAMESPACE, f"attribution/{order_id}"))
+    return str(uuid.uuid5(NAMESPACE, f"attribution/{order_name(region, order_id)}"))

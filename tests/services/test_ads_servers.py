@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import uuid
@@ -16,6 +17,7 @@ from typing import Any
 import psycopg
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
@@ -28,6 +30,7 @@ from ads.places import Places
 from ads.stream import Stream
 from ads.world import ADS, BUDGETS, PARTITIONS, REGIONS, count_id
 
+from onceflow.errors import JobError, ServerSilent
 from onceflow.testing.servers import Kafka, Postgres
 
 
@@ -185,6 +188,69 @@ def test_committed_panes_are_charged_once_and_others_never(places: OwnPlaces) ->
     assert {row["minute"] - timedelta(minutes=row["pane"]) for row in read} == {
         datetime(2026, 3, 2, 11, tzinfo=UTC)
     }
+
+
+def published(places: OwnPlaces, numbers: range) -> int:
+    """Panes of these epochs, each a transaction; how many there are."""
+    producer = Producer({"bootstrap.servers": places.kafka, "transactional.id": places.prefix})
+    producer.init_transactions(60)
+    for number in numbers:
+        producer.begin_transaction()
+        for region in REGIONS:
+            for pane in panes(number, region):
+                producer.produce(places.topic("counts", region), json.dumps(pane))
+        producer.commit_transaction(60)
+    return len(numbers) * len(REGIONS) * len(ADS)
+
+
+def charges(places: OwnPlaces) -> int:
+    return len(outputs.charges(places))
+
+
+def test_all_that_is_committed_is_charged_by_one_who_comes_and_goes(places: OwnPlaces) -> None:
+    with closing(Budget(places)) as budget:
+        budget.catch_up()  # nothing is there, and it ends
+    first = published(places, range(3))
+    with closing(Budget(places)) as budget:
+        budget.catch_up()
+        assert charges(places) == first
+        more = published(places, range(3, 5))
+        budget.catch_up()
+    assert charges(places) == first + more
+
+
+def test_what_a_failed_step_has_read_is_read_again(
+    places: OwnPlaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Budget(places)) as budget:
+        wanted = published(places, range(2))
+        read, failures = budget._panes._messages, iter(range(2))
+
+        def fails_after_reading() -> Any:
+            found = [message for message in read() if not message.error()]
+            if found and next(failures, None) is not None:
+                raise ServerSilent("the connection is gone", hint="")
+            return found
+
+        monkeypatch.setattr(budget._panes, "_messages", fails_after_reading)
+        while charges(places) < wanted:
+            with contextlib.suppress(ServerSilent):
+                budget.step()
+        assert next(failures, None) is None
+
+
+def test_topics_that_were_made_anew_are_not_charged_on(places: OwnPlaces) -> None:
+    wanted = published(places, range(2))
+    with closing(Budget(places)) as budget:
+        budget.catch_up()
+    admin, topic = AdminClient({"bootstrap.servers": places.kafka}), places.topic("counts", "eu")
+    admin.delete_topics([topic])[topic].result()
+    while topic in admin.list_topics(timeout=30).topics:
+        pass
+    places.create()
+    with pytest.raises(JobError, match="is not the one that was charged from"):
+        Budget(places)
+    assert charges(places) == wanted
 
 
 def drain(budget: Budget, charges: int) -> None:

@@ -18,7 +18,7 @@ from ads.answers import Answers
 from ads.generator import Line
 from ads.places import Places, columns
 from ads.truth import Truth
-from ads.world import ADS, ATTRIBUTED, COUNT, REGIONS, attribution_id, count_id
+from ads.world import ADS, ATTRIBUTED, COUNT, REGIONS, attribution_id, count_id, order_name
 
 from onceflow.log import EmbeddedLog
 
@@ -41,10 +41,10 @@ def publish(places: Places, batches: list[dict[str, list[Line]]], answers: Answe
             ])  # fmt: skip
             append(places, "counts", region, _panes(region, epoch, new))
     orders = truth.attributions()
-    said = answers.of(orders)
+    said = answers.of(order_name(*order) for order in orders)
     for region in REGIONS:
         append(places, "attributed", region, [
-            {"record_id": attribution_id(id), **order._asdict(), **vars(said[id])}
+            {"record_id": attribution_id(*id), **order._asdict(), **vars(said[order_name(*id)])}
             for id, order in orders.items() if order.region == region
         ])  # fmt: skip
     load(places)

@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -26,8 +27,10 @@ from ads.order_service import OrderService
 from ads.places import Places
 from ads.stream import Stream
 from ads.truth import Truth
-from ads.world import BUDGETS, REGIONS, count_id
+from ads.world import BUDGETS, EVENT, REGIONS, count_id
 from ads_outputs import append, publish, rows_of
+
+from onceflow.log import EmbeddedLog
 
 STREAM = Stream(seed=2, per_minute=300, chunks=60, closed=True)
 
@@ -85,9 +88,10 @@ def test_before_the_jobs_have_run_everything_is_lost(tmp_path: Path) -> None:
     assert verdict.duplicated == 0
     assert verdict.lost > 3_000
     assert {d.target.split("/")[0] for d in verdict.differences} == {
-        "events", "counts", "attributed", "record ids of attributed", "serving ad_minutes",
-        "serving attributions", "warehouse ad_minutes", "warehouse attributions",
-        "charges, micro-units", "campaigns, micro-units",
+        "events", "counts", "attributed", "record ids of attributed", "worth",
+        "serving ad_minutes", "serving attributions", "warehouse ad_minutes",
+        "warehouse attributions", "charges, micro-units", "campaigns, micro-units",
+        "campaigns, clicks",
     }  # fmt: skip
 
 
@@ -143,6 +147,31 @@ def another_pane(places: Places) -> None:
     append(places, "counts", "eu", [row | zero | {"record_id": other, "pane": 10_000}])
 
 
+def neighbours_worth(places: Places) -> None:
+    """The answers of two orders are mixed up, where they are staged and where they are used."""
+    one, other = (row for row in rows_of(places, "attributed")[:2])
+    swapped = {name: (one[name], other[name]) for name in ("value_cents", "courier", "answer_id")}
+    eu = EmbeddedLog(places.log("attributed", "eu"))
+    rows = [row for batch in eu.read() for row in batch.to_pylist()]
+    for name, (first, second) in swapped.items():
+        rows[0][name], rows[1][name] = second, first
+        with closing(sqlite3.connect(places.folder / "answers.db")) as db, db:
+            for row in rows[:2]:
+                db.execute(
+                    f"UPDATE answers SET {name} = ? WHERE order_id = ?",
+                    (row[name], f"eu/{row['order_id']}"),
+                )
+    shutil.rmtree(places.log("attributed", "eu"))
+    places.create()
+    append(places, "attributed", "eu", rows)
+
+
+def late(places: Places) -> None:
+    log = EmbeddedLog.create(places.late_log("attribution"), EVENT)
+    event = {name: row for name, row in rows_of(places, "events")[0].items() if name[0] != "_"}
+    log.append(pa.Table.from_pylist([event], log.schema))
+
+
 ROWS = {"rows of serving ad_minutes", "rows of warehouse ad_minutes"}
 ORDERS = {"rows of serving attributions", "rows of warehouse attributions"}
 
@@ -161,9 +190,12 @@ ORDERS = {"rows of serving attributions", "rows of warehouse attributions"}
             another_pane, {"record ids of counts", "charges", *ROWS}, id="a record id that is wrong"
         ),
         pytest.param(
-            again("attributed"), {"attributed", "record ids of attributed", "answers", *ORDERS},
+            again("attributed"),
+            {"attributed", "record ids of attributed", "worth", "answers", *ORDERS},
             id="an order twice",
         ),
+        pytest.param(neighbours_worth, {"worth", *ORDERS}, id="an order worth what another was"),
+        pytest.param(late, {"late"}, id="an event that came too late"),
         pytest.param(
             sql("answers.db", "UPDATE answers SET answer_id = 'x' WHERE rowid = 5"), {"answers"},
             id="another answer than the staged one",
@@ -196,6 +228,14 @@ ORDERS = {"rows of serving attributions", "rows of warehouse attributions"}
             sql("budget.db", "UPDATE campaigns SET spent_micros = 1 WHERE campaign = 'lunch'"),
             {"campaigns, micro-units"}, id="the sum of a campaign wrong",
         ),
+        pytest.param(
+            sql("budget.db", "UPDATE campaigns SET clicks = 0 WHERE campaign = 'lunch'"),
+            {"campaigns, clicks"}, id="the clicks of a campaign wrong",
+        ),
+        pytest.param(
+            sql("budget.db", "UPDATE campaigns SET paused_at = 'now' WHERE campaign = 'weekend'"),
+            {"campaigns, paused"}, id="a campaign paused that has money left",
+        ),
     ],
 )  # fmt: skip
 def test_it_finds(
@@ -206,7 +246,16 @@ def test_it_finds(
     verdict = check(places, truth)
     assert {difference.target for difference in verdict.differences} == finds
     assert not verdict.exact
-    assert bool(verdict.lost or verdict.duplicated) == (finds != {"campaigns, micro-units"})
+    sums = {"campaigns, micro-units", "campaigns, clicks", "campaigns, paused"}
+    assert bool(verdict.lost or verdict.duplicated) == (not finds <= sums)
+
+
+def test_it_finds_a_spent_campaign_that_is_not_paused(
+    right: tuple[Places, Truth], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BUDGETS, "lunch", 1)
+    (found,) = check(*right).differences
+    assert (found.target, found.what, found.found) == ("campaigns, paused", "lunch", 0)
 
 
 # ---------------------------------------------------------------- its command

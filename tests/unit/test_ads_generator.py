@@ -22,6 +22,8 @@ from ads.world import (
     AHEAD,
     BEGIN,
     FIELD_MISSING,
+    FIELD_TOO_LONG,
+    FREE,
     FROM_THE_FUTURE,
     KINDS,
     MAX_AGE,
@@ -121,12 +123,15 @@ def reason_of(line: Line) -> str | None:
     if "\0" in "".join(str(fields.get(name)) for name in (*REQUIRED, "ad", "order")):
         return NULL_CHARACTER
     for name in REQUIRED:
-        if fields.get(name) is None:
+        if fields.get(name) is None or (name in FREE and fields[name] == ""):
             return FIELD_MISSING + name
+    for name in FREE:
+        if len(fields.get(name) or "") > 200:
+            return FIELD_TOO_LONG + name
     if fields["kind"] not in KINDS:
         return UNKNOWN_KIND
     needed = "order" if fields["kind"] == "order" else "ad"
-    if fields.get(needed) is None:
+    if fields.get(needed) is None or (needed == "order" and not fields["order"]):
         return FIELD_MISSING + needed
     try:
         at = datetime.fromisoformat(fields["at"])
@@ -168,7 +173,7 @@ def test_every_kind_of_trouble_is_there(lines: dict[str, list[Line]]) -> None:
         TOO_OLD,
         FROM_THE_FUTURE,
     }
-    assert named | {"field missing"} <= set(reasons)
+    assert named | {"field missing", "field too long"} <= set(reasons)
     events = [line.event for line in every(lines) if line.event]
     assert {event.user for event in events} == {u for users in USERS.values() for u in users}
     kinds = Counter(event.kind for event in events)

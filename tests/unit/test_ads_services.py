@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -29,12 +31,15 @@ from ads.answers import Answers
 from ads.board import Board
 from ads.budget import Budget, Campaign, CountLogs, campaigns, paused_ads
 from ads.database import rows
+from ads.feed import Feed
 from ads.order_service import OrderService
 from ads.places import Places
+from ads.stream import Stream, must_load
 from ads.world import ADS, BUDGETS, REGIONS, count_id
-from ads_outputs import append
+from ads_outputs import append, rows_of
 
-from onceflow.errors import OnceflowError, ServerSilent
+from onceflow.errors import DiskFull, JobError, OnceflowError, OutOfRange, ServerSilent
+from onceflow.log import EmbeddedLog
 
 pytestmark = pytest.mark.timeout(120)
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -120,6 +125,28 @@ def test_a_refusal_is_not_asked_again(tmp_path: Path, service: OrderService) -> 
     with pytest.raises(OnceflowError, match="refuses: 404") as refused:
         Answers(tmp_path / "answers.db", f"{service.url}/elsewhere").of(["a"])
     assert not refused.value.retryable
+
+
+@pytest.mark.parametrize("said", [b"{}", b"<html>", b"[]", b'{"a": {"courier": "x"}}', b"null"])
+def test_an_answer_that_is_none_is_told_as_such(tmp_path: Path, said: bytes) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(said)))
+            self.end_headers()
+            self.wfile.write(said)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(OnceflowError, match="no answer for 1 orders") as refused:
+            Answers(tmp_path / "answers.db", url).of(["a"])
+        server.shutdown()
+    assert url in str(refused.value)
+    assert refused.value.hint
 
 
 def test_many_at_once_get_the_same_answers(tmp_path: Path) -> None:
@@ -325,6 +352,88 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.002)
+
+
+def test_counts_that_were_replaced_are_not_charged_on(tmp_path: Path) -> None:
+    places = Places(tmp_path)
+    counts = Counts(places)
+    counts.publish()
+    with closing(Budget(places)) as budget:
+        budget.catch_up()
+    shutil.rmtree(places.log("counts", "eu"))
+    Counts(places, seed=2).publish(panes=60)
+    with pytest.raises(JobError, match="counts/eu is not the one") as refused:
+        Budget(places)
+    assert "budget.db" in refused.value.hint
+    assert charged(places) == spent(places) == counts.spend
+
+
+def test_counts_that_were_set_back_are_not_charged_on(tmp_path: Path) -> None:
+    places = Places(tmp_path)
+    counts = Counts(places)
+    counts.publish()
+    shutil.copytree(places.log("counts", "eu"), tmp_path / "backup")
+    before = dict(counts.spend)
+    counts.publish()
+    with closing(Budget(places)) as budget:
+        budget.catch_up()
+    shutil.rmtree(places.log("counts", "eu"))
+    (tmp_path / "backup").rename(places.log("counts", "eu"))
+    with closing(Budget(places)) as budget, pytest.raises(OutOfRange, match="was set back"):
+        budget.step()
+    assert charged(places) == spent(places) == counts.spend != before
+
+
+def test_a_pane_that_says_something_else_than_what_was_charged_is_refused(tmp_path: Path) -> None:
+    places = Places(tmp_path)
+    counts = Counts(places)
+    counts.publish()
+    pane = rows_of(places, "counts")[0]
+    append(places, "counts", pane["region"], [pane])
+    with closing(Budget(places)) as budget:
+        budget.catch_up()  # the same again is nothing
+        append(places, "counts", pane["region"], [pane | {"clicks": pane["clicks"] + 45}])
+        with pytest.raises(JobError, match=f"was charged as {pane['clicks']} clicks") as refused:
+            budget.step()
+    assert "taken back" in refused.value.hint
+    assert charged(places) == spent(places) == counts.spend
+
+
+# ---------------------------------------------------------------- the feed
+
+
+def test_a_feed_that_could_not_send_goes_past_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places, stream = Places(tmp_path), Stream(seed=4, per_minute=300)
+    places.create()
+    feed = Feed(places, stream)
+    feed.send(5)
+    append_to_log = EmbeddedLog.append
+
+    def full(log: EmbeddedLog, *_: Any, **__: Any) -> None:
+        raise DiskFull(f"no room for {log.path}")
+
+    monkeypatch.setattr(EmbeddedLog, "append", full)
+    with pytest.raises(DiskFull):
+        feed.send(5)
+    monkeypatch.setattr(EmbeddedLog, "append", append_to_log)
+    for go_on in (lambda: feed.send(5), feed.close):
+        with pytest.raises(JobError, match="nothing goes past it"):
+            go_on()
+    Feed(places, stream).send(5)
+    sent = sum(len(some) for lines in must_load(tmp_path).lines() for some in lines.values())
+    assert len(rows_of(places, "raw")) == sent
+
+
+# ---------------------------------------------------------------- places
+
+
+def test_a_secret_that_is_not_there_is_told_with_the_fix(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="no connection string") as refused:
+        Places.from_environment(tmp_path, {"ADS_POSTGRES_FILE": str(tmp_path / "none")})
+    assert "ADS_POSTGRES_FILE" in refused.value.hint
+    assert Places.from_environment(tmp_path, {"ADS_KAFKA": ""}).kafka is None
 
 
 # ---------------------------------------------------------------- the board

@@ -35,7 +35,7 @@ def truth_of(*events: Event) -> Truth:
 
 
 def matched(*events: Event) -> tuple[str | None, str | None, datetime | None]:
-    found = truth_of(*events).attributions()["order of ann"]
+    found = truth_of(*events).attributions()["eu", "order of ann"]
     return found.matched, found.ad, found.matched_at
 
 
@@ -55,7 +55,11 @@ def test_without_a_click_it_is_the_last_impression_and_without_that_nothing() ->
 def test_an_order_that_is_told_under_two_ids_counts_once() -> None:
     order = event("order", NOON)
     truth = truth_of(order, order._replace(id="another"), order)
-    assert (truth.ordered, truth.again, list(truth.attributions())) == (1, 2, ["order of ann"])
+    assert (truth.ordered, truth.again, list(truth.attributions())) == (
+        1,
+        2,
+        [("eu", "order of ann")],
+    )
     assert [*truth.events["eu"]] == [order.id]
 
 
@@ -102,7 +106,7 @@ def test_attribution_is_what_brute_force_finds(chunks: list[dict[str, list[Line]
             ),
             default=None,
         )
-        match = found[order.order or ""]
+        match = found[order.region, order.order or ""]
         assert (match.user, match.ordered_at) == (order.user, order.at)
         if best is None:
             assert match[-4:] == (None, None, None, None)

@@ -110,7 +110,8 @@ def cases(places: Places, lines: Lines, environment: dict[str, str]) -> list[Cas
                 log(f"ads/{stream}_{region}", places.log(stream, region))
                 for stream in ("events", "counts", "rejected")
                 for region in REGIONS
-            ],
+            ]
+            + [log("ads/once.late", places.late_log("aggregation"))],
         ),
         case(
             "attribution",
@@ -118,7 +119,7 @@ def cases(places: Places, lines: Lines, environment: dict[str, str]) -> list[Cas
             read("events"),
             [
                 *(log(f"orders/{region}", places.log("attributed", region)) for region in REGIONS),
-                log("orders/attribution.late", places.late_log),
+                log("orders/attribution.late", places.late_log("attribution")),
             ],
         ),
         case(

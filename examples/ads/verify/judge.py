@@ -16,7 +16,7 @@ from onceflow.verify.targets import Corrupt, Target, read
 # who answers for which parts of the check
 PARTS = {
     "aggregation": ("events", "rejected", "counts"),
-    "attribution": ("attributed",),
+    "attribution": ("attributed", "late"),
     "load": ("serving", "warehouse"),
     "budget": ("charges",),
 }
@@ -88,9 +88,9 @@ def _compared(
         case "serving" | "warehouse":
             loaded = holds.panes if query == "counts" else holds.orders
             return _by(("record_id",), loaded), _by(("record_id",), rows)
-        case "attribution.late":
+        case "once.late" | "attribution.late":
             return Counter(), Counter(map(str, rows))
-    names = ("order_id", "matched", "ad", "matched_at")
+    names = ("region", "order_id", "matched", "ad", "matched_at")
     orders = [attribution._asdict() for attribution in truth.attributions().values()]
     return _by(names, orders), _by(names, rows)
 

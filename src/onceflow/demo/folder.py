@@ -34,8 +34,8 @@ def prepare(folder: Path, **facts: Any) -> None:
             else:
                 path.unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / HOME).mkdir()
     _write_mark(folder, facts)  # first: what follows may be interrupted
+    (folder / HOME).mkdir()
     _write_mark(folder, {**facts, "files": application.copy(folder)})
 
 
