@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -487,9 +487,15 @@ def test_what_to_try_next_can_be_typed(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.fixture(autouse=True)
 def _signals_stay() -> Iterator[None]:
     before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
-    path, modules = list(sys.path), {n for n in sys.modules if n.partition(".")[0] == "ads"}
+    path, modules = list(sys.path), _loaded()
     yield
     assert before == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     sys.path[:] = path
-    for name in [n for n in sys.modules if n.partition(".")[0] == "ads" and n not in modules]:
+    for name in _loaded():
         del sys.modules[name]
+    sys.modules.update(modules)  # other tests have imported from them
+
+
+def _loaded() -> dict[str, ModuleType]:
+    """The modules of an application, this one's or another's."""
+    return {name: m for name, m in sys.modules.items() if name.partition(".")[0] == "ads"}
