@@ -1,0 +1,82 @@
+"""Files of another shape: what somebody else wrote wrong takes away nothing but itself."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from visited import ask, served
+
+from onceflow.web import charts, model
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
+HEAD = '{"board": "ads", "title": "Ads", "unit": {"clicks": "clicks"}}'
+GOOD = '{"t": 3.0, "totals": {"clicks": 7, "spend_micros": 5}, "campaigns": []}'
+
+
+def board(home: Path, *lines: str) -> None:
+    (home / "_boards").mkdir()
+    (home / "_boards" / "ads.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
+def strictly(body: bytes) -> Any:
+    """As a browser reads it: NaN and Infinity are no JSON."""
+
+    def refuse(text: str) -> Any:
+        raise AssertionError(f"{text} is no JSON")
+
+    return json.loads(body, parse_constant=refuse)
+
+
+@pytest.mark.parametrize("value", ["1e999", "-1e999", "NaN", "Infinity", "1" + "0" * 400, "1e308"])
+def test_a_board_with_a_number_that_is_none_is_shown_with_the_others(
+    tmp_path: Path, value: str
+) -> None:
+    odd = (
+        f'{{"t": 2.0, "at": {value}, "totals": {{"clicks": {value}, "spend_micros": {value}}}, '
+        f'"campaigns": [{{"campaign": "c", "clicks": {value}, "spend_micros": {value}, '
+        f'"budget_micros": {value}}}]}}'
+    )
+    mark = f'{{"t": {value}, "mark": "kill", "what": {value}}}'
+    board(tmp_path, HEAD[:-1] + f', "says": {value}}}', odd, mark, GOOD)
+    with served(tmp_path) as page:
+        assert "7 clicks" in ask(page, "/boards/ads").text
+        found = strictly(ask(page, "/api/boards/ads").body)
+        assert found["last"]["totals"]["clicks"] == 7
+        strictly(ask(page, "/api/boards").body)
+        assert ask(page, "/").status == 200
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ('{"board": "ads", "unit": "EUR"}', GOOD),
+        ('{"board": "ads", "unit": [1], "title": {"a": 1}}', GOOD),
+        (HEAD, GOOD, '{"mark": ["kill"], "t": [1]}', '{"mark": {"a": 1}}'),
+        (HEAD, GOOD, '{"t": "late", "totals": {"clicks": "many"}, "campaigns": 7}'),
+        (HEAD, "[" * 100_000, GOOD),
+    ],
+)
+def test_a_board_of_another_shape_is_shown_as_far_as_it_goes(
+    tmp_path: Path, lines: tuple[str, ...]
+) -> None:
+    board(tmp_path, *lines)
+    with served(tmp_path) as page:
+        got = ask(page, "/boards/ads")
+        assert (got.status, "7 clicks" in got.text) == (200, True)
+        assert strictly(ask(page, "/api/boards/ads").body)["samples"]
+
+
+def test_a_large_whole_number_stays_what_it_is(tmp_path: Path) -> None:
+    board(tmp_path, HEAD, '{"t": 1, "totals": {"clicks": 123456789012345678901234567890}}')
+    (sample,) = model.board(tmp_path, "ads")["samples"]
+    assert sample["totals"]["clicks"] == 123456789012345678901234567890
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 0.0, -1.0, 5e-324, 1.7e308])
+def test_a_scale_ends_whatever_it_is_for(value: float) -> None:
+    assert 0 < charts.nice(value) < math.inf
