@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -165,6 +166,48 @@ def test_a_look_that_fails_is_tried_again(caplog: pytest.LogCaptureFixture) -> N
 
     asyncio.run(story())
     assert caplog.text.count("a live view could not be made") == 1
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_view_that_cannot_be_made_is_not_called_live() -> None:
+    async def story() -> None:
+        live, failure = Live(), OSError(5, "<b>Input/output error</b>")
+        fails = False
+
+        async def render() -> dict[str, str]:
+            if fails:
+                raise failure
+            return {"a": "as it was"}
+
+        viewer, late = Viewer(), Viewer()
+        tasks = [viewer.look(live, render)]
+        await until(lambda: b"event: beat" in viewer.text)
+        fails = True
+        await until(lambda: viewer.got[-1].startswith(b"event: stale"))
+        said = viewer.got[-1].decode()
+        assert re.search(r"data: cannot be read since \d\d:\d\d:\d\d UTC: &lt;b&gt;Input", said)
+        stood = len(viewer.got)
+        await until(lambda: len(viewer.got) >= stood + 3)  # again and again, and no beat
+        assert {part.decode() for part in viewer.got[stood:]} == {said}
+        tasks.append(late.look(live, render))
+        await until(lambda: said.encode() in late.text)
+        assert b"as it was" in late.text
+        assert b"beat" not in late.text
+        fails = False
+        await until(lambda: viewer.got[-1].startswith(b"event: beat"))
+        assert viewer.text.count(b"as it was") == 1  # which has not changed
+        live.close()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(story())
+
+
+def test_a_job_that_is_gone_is_told_to_who_looks(home: Path, shop: Alive) -> None:
+    with served(home) as page, look(page, "/live/jobs/shop") as answer:
+        read_until(answer, b"event: beat")
+        shop.folder.folder.rename(home / "_elsewhere")
+        read_until(answer, b"event: stale")
+        assert b"no job shop ran under" in read_until(answer, b"\n")
 
 
 def test_an_event_cannot_end_early() -> None:

@@ -251,7 +251,8 @@ def document() -> Schema:
     paths["/api/events"] = {"get": _get(
         "/api/events",
         "All jobs, or one, again when something changes: events `jobs` or `job`, whose data is "
-        "the answer of /api/jobs or /api/jobs/{job}",
+        "the answer of /api/jobs or /api/jobs/{job}. In between, `beat` says that it is still so, "
+        "and `stale` that it cannot be read, and why",
         _text(),
         kind="text/event-stream",
         query=(_parameter("job", "only this one", where="query"),),
