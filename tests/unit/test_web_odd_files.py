@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alive import Alive
+from another import as_another, folder_for_all
 from visited import ask, served
 
 from onceflow.web import charts, model
@@ -80,3 +82,58 @@ def test_a_large_whole_number_stays_what_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 0.0, -1.0, 5e-324, 1.7e308])
 def test_a_scale_ends_whatever_it_is_for(value: float) -> None:
     assert 0 < charts.nice(value) < math.inf
+
+
+# ---------------------------------------------------------------- what may not be read
+
+
+LOOK = """
+from asking import ask
+from starlette.applications import Starlette
+from onceflow.web.api import routes
+from onceflow.web.watch import Watch
+ask(Starlette(routes=routes(Watch("/nowhere"))), "/api/jobs")  # which imports the rest
+"""
+
+
+def test_a_folder_that_cannot_be_looked_into_hides_no_other_job() -> None:
+    with folder_for_all() as home:
+        for name in ("a", "b", "c"):
+            Alive(home, name).start()
+        (home / "b").chmod(0o700)
+        said = as_another(LOOK, f"""
+app = Starlette(routes=routes(Watch({str(home)!r})))
+print(ask(app, "/api/jobs").body.decode())
+print(ask(app, "/api/jobs/b").body.decode())
+print(ask(app, "/metrics").body.decode())
+""")  # fmt: skip
+    first, second, *told = said.splitlines()
+    assert [(job["job"], job["state"]) for job in json.loads(first)] == [
+        ("a", "running"), ("b", "damaged"), ("c", "running"),
+    ]  # fmt: skip
+    assert "Permission denied" in json.loads(second)["error"]
+    assert 'onceflow_damaged{job="b"} 1' in told
+    assert 'onceflow_up{job="c"} 1' in told
+
+
+def test_a_home_that_cannot_be_listed_is_not_called_empty() -> None:
+    with folder_for_all() as folder:
+        home = folder / "home"
+        Alive(home).start()
+        home.chmod(0o700)
+        said = as_another(LOOK, f"""
+app = Starlette(routes=routes(Watch({str(home)!r})))
+for path in ("/api/jobs", "/metrics"):
+    answer = ask(app, path)
+    print(answer.status, "cannot be listed: Permission denied" in answer.body.decode())
+""")  # fmt: skip
+    assert said.splitlines() == ["500 True"] * 2
+
+
+def test_a_home_that_is_a_file_is_told_on_the_page(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.write_text("")
+    with served(home) as page:
+        got = ask(page, "/")
+        assert (got.status, "cannot be listed: Not a directory" in got.text) == (500, True)
+        assert "No job has run here yet" not in got.text

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from onceflow.errors import JobError, OnceflowError
+from onceflow.errors import JobError, OnceflowError, SetupError
 from onceflow.home import JobFolder
 from onceflow.names import NAME, check_name
 from onceflow.runtime.journal import EVENTS, PROGRESS
@@ -257,7 +256,11 @@ class FollowedJob:
     def _marks(self) -> list[Row]:
         # A savepoint is one when its manifest is there, which the folder above does not show.
         savepoints = Savepoints(self.folder)
-        there = [(name, signature(savepoints.manifest(name))[0]) for name in savepoints.names()]
+        try:
+            names = savepoints.names()
+        except OSError:  # `error` says that the folder cannot be looked into
+            names = []
+        there = [(name, signature(savepoints.manifest(name))[0]) for name in names]
         if there != self._savepoints_seen:
             self._savepoints_seen = there
             self._savepoints = [
@@ -280,6 +283,7 @@ class FollowedHome:
         self._jobs: dict[str, FollowedJob] = {}
 
     def read(self) -> None:
+        """`SetupError`: the home is there and cannot be listed."""
         there = dict(self._folders())
         for name in self._jobs.keys() - there.keys():
             del self._jobs[name]
@@ -289,14 +293,20 @@ class FollowedHome:
             self._jobs[name].read()
 
     def _folders(self) -> Iterator[tuple[str, JobFolder]]:
-        """Also a job that starts for the first time, and has nothing but a journal yet."""
-        with contextlib.suppress(OSError):
-            for entry in sorted(os.listdir(self.home)):
-                folder = self.home / entry
-                if NAME.fullmatch(entry) and any(
-                    (folder / file).is_file() for file in ("job.json", EVENTS)
-                ):
-                    yield entry, JobFolder(self.home, entry)
+        """Also a job that starts for the first time, and has nothing but a journal yet; and a
+        folder that cannot be looked into: it may be one."""
+        try:
+            entries = sorted(os.listdir(self.home))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise SetupError(
+                f"the home {self.home} cannot be listed: {error.strerror}",
+                hint="let the user of the page read it, or name another --home",
+            ) from error
+        for entry in filter(NAME.fullmatch, entries):
+            if _is_job(self.home / entry):
+                yield entry, JobFolder(self.home, entry)
 
     @property
     def jobs(self) -> list[FollowedJob]:
@@ -315,6 +325,13 @@ class FollowedHome:
                 hint=f"there are: {names}" if names else "run one: onceflow run JOB.py",
             )
         return found
+
+
+def _is_job(folder: Path) -> bool:
+    try:
+        return any((folder / file).is_file() for file in ("job.json", EVENTS))
+    except OSError:
+        return True
 
 
 def _time(milliseconds: Any) -> str:
