@@ -80,6 +80,15 @@ def _taken(page: Page) -> str:
     return text if "is taken" in text else ""
 
 
+def test_what_lies_where_the_page_was_started_is_not_run(
+    page: Page, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "click.py").write_text("raise SystemExit('of somebody else')")
+    monkeypatch.chdir(tmp_path)
+    assert by_program(page, {"name": "monday"}, X_Onceflow_Token=TOKEN).status == 200
+    assert savepoints(home) == ["monday"]
+
+
 def test_a_name_that_is_taken_is_told_with_what_mends_it(page: Page, home: Path) -> None:
     Savepoints(JobFolder(home, "shop")).create("monday", {})
     cookie, csrf = unlocked(page)

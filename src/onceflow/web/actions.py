@@ -27,7 +27,8 @@ from onceflow.web.watch import Watch
 
 Who = dict[str, str]
 
-_ONCEFLOW = [sys.executable, "-c", "from onceflow.cli import main; main()"]
+# -P: else a file of the working directory is imported in the place of a module of that name.
+_ONCEFLOW = [sys.executable, "-P", "-c", "from onceflow.cli import main; main()"]
 _REMEMBERED = 3  # of each job
 _PATIENCE = 5.0  # seconds for one that is being taken when the page stops
 
