@@ -232,9 +232,13 @@ def home(shop: Alive) -> Path:
     return shop.folder.home
 
 
+def connected(page: Page) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection("127.0.0.1", page.port, timeout=SECONDS)
+
+
 @contextmanager
 def look(page: Page, path: str) -> Iterator[http.client.HTTPResponse]:
-    line = http.client.HTTPConnection("127.0.0.1", page.port, timeout=SECONDS)
+    line = connected(page)
     line.request("GET", path)
     with closing(line), closing(line.getresponse()) as answer:
         yield answer
@@ -297,3 +301,12 @@ def test_a_page_ends_though_people_look(home: Path) -> None:
             pass  # it ends, and does not break off
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", page.port))
+
+
+def test_an_answer_on_a_kept_connection_is_sent_without_delay(home: Path) -> None:
+    with served(home) as page, closing(connected(page)) as line:
+        line.request("GET", "/api/jobs")
+        assert line.getresponse().read()
+        (kept,) = page._server.server_state.connections
+        found = kept.transport.get_extra_info("socket")  # type: ignore[union-attr]
+        assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
