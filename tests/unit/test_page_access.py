@@ -286,6 +286,14 @@ def test_wrong_tokens_are_forgotten_after_a_minute() -> None:
     assert access.refuse_token("right", "here") is None
 
 
+def test_a_session_holds_beside_cookies_of_others(page: Page) -> None:
+    ours, _ = unlocked(page)
+    theirs = '{"a": 1}; b[]="x; ta ble=1; é=1; =; ;; onceflow-1=guess'
+    for cookies in (f"{theirs}; {ours}", f"{ours}; {theirs}", f"{theirs};{ours}"):
+        assert "Lock actions" in ask(page, "/", Cookie=cookies).text
+    assert "Unlock actions" in ask(page, "/", Cookie=theirs).text
+
+
 def test_a_session_ends_by_itself_and_there_are_not_many() -> None:
     now = [0.0]
     access = Access("right", clock=lambda: now[0])

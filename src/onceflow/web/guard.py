@@ -15,7 +15,6 @@ import ipaddress
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -214,9 +213,8 @@ def cookie_name(request: Request) -> str:
 
 
 def cookie(request: Request) -> str | None:
-    try:
-        jar = SimpleCookie(request.headers.get("cookie", ""))
-    except CookieError:
-        return None
-    found = jar.get(cookie_name(request))
-    return None if found is None else found.value
+    """That of our session. Other applications of this machine have cookies here too, of any
+    shape: they are passed over, one by one."""
+    name = cookie_name(request)
+    pairs = (part.strip().partition("=") for part in request.headers.get("cookie", "").split(";"))
+    return next((value for key, _, value in pairs if key == name), None)
