@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from onceflow.web.access import Refusal
@@ -132,22 +132,31 @@ class Guard:
                     headers.setdefault(name, value)
             await send(message)
 
+        try:
+            await self._answer(scope, receive, send_guarded)
+        except Exception as error:  # the edge
+            _log.exception("%s %r failed", scope["method"], scope["path"][:200])
+            if not started:
+                response = await self._words(Request(scope), error)
+                await response(scope, receive, send_guarded)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         found: Refusal | bytes | None = self._refuse(scope)
         if found is None and scope["method"] not in READING:
             found = await _body(Headers(scope=scope), receive)
         if isinstance(found, Refusal):
             response = await self._refused(Request(scope), found)
             response.headers["Connection"] = "close"
-            await response(scope, receive, send_guarded)
+            await response(scope, receive, send)
             return
+        await self._app(scope, receive if found is None else _replay(found, receive), send)
+
+    async def _words(self, request: Request, error: Exception) -> Response:
         try:
-            body = receive if found is None else _replay(found, receive)
-            await self._app(scope, body, send_guarded)
-        except Exception as error:  # the edge
-            _log.exception("%s %r failed", scope["method"], scope["path"][:200])
-            if not started:
-                response = await self._failed(Request(scope), error)
-                await response(scope, receive, send_guarded)
+            return await self._failed(request, error)
+        except Exception:  # the edge of the edge: the words could not be made either
+            _log.exception("no words for it")
+            return PlainTextResponse("this could not be answered\n", 500)
 
     def _refuse(self, scope: Scope) -> Refusal | None:
         headers = Headers(scope=scope)
