@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ from alive import Alive
 from another import as_another, folder_for_all
 from visited import ask, served
 
+from onceflow.home import now
 from onceflow.web import charts, model
+from onceflow.web.jobs import FollowedHome
+from onceflow.web.metrics import exposition
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -82,6 +86,54 @@ def test_a_large_whole_number_stays_what_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 0.0, -1.0, 5e-324, 1.7e308])
 def test_a_scale_ends_whatever_it_is_for(value: float) -> None:
     assert 0 < charts.nice(value) < math.inf
+
+
+# ---------------------------------------------------------------- what a driver tells
+
+
+ODD = [None, True, "x", [1], {"a": "b"}, -1e300, 1e300, float("nan")]
+FIELDS = ("epochs", "rows_in", "rows_in_per_s", "lag_s", "published_s_ago", "late_rows",
+          "rejected_rows", "outputs", "steps_s", "committed_s", "query")  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ODD)
+def test_progress_of_another_shape_takes_away_no_other_job(tmp_path: Path, value: Any) -> None:
+    for name in ("a", "b"):
+        job = Alive(tmp_path, name)
+        job.start()
+        job.run(2)
+        job.tell()
+    told = {"query": "out", "lag_s": 0.7}
+    bodies: list[Any] = [{"queries": [{**told, field: value}]} for field in FIELDS]
+    bodies += [{"queries": [{**told, "committed_s": {"at_most": value, "epochs": 1, "sum": 1}}]}]
+    bodies += [
+        {"queries": [{**told, "committed_s": {"at_most": [[value]], "epochs": 1, "sum": 1}}]}
+    ]
+    bodies += [{"queries": value}, {"queries": [value]}, value]
+    for number, body in enumerate(bodies):
+        with_who = {"at": now(), "pid": os.getpid(), **body} if isinstance(body, dict) else body
+        progress = tmp_path / "b" / "progress.json"
+        progress.write_text(json.dumps(with_who) + " " * number)
+        home = FollowedHome(tmp_path)
+        home.read()
+        assert [job.summary()["state"] for job in home.jobs] == ["running", "running"]
+        strictly(json.dumps([job.details(home.jobs) for job in home.jobs]).encode())
+        assert 'onceflow_up{job="b"} 1' in exposition(home.jobs)
+
+
+@pytest.mark.parametrize("value", ODD)
+def test_times_of_another_shape_are_left_out(tmp_path: Path, value: Any) -> None:
+    shop = Alive(tmp_path)
+    shop.start()
+    shop.run(2)
+    lines = [{"epoch": 1, name: value} for name in ("ms", "rows_in", "state_rows", "at")]
+    lines += [{"epoch": 1, "ms": {"stage": value}}, {"epoch": value}]
+    times = shop.query.folder / "onceflow" / "times.jsonl"
+    with times.open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    with served(tmp_path) as page:
+        assert ask(page, "/jobs/shop").status == 200
+        strictly(ask(page, "/api/jobs/shop").body)
 
 
 # ---------------------------------------------------------------- what may not be read
