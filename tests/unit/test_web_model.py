@@ -468,6 +468,11 @@ def test_rows_of_an_epoch_are_spread_over_the_time_since_the_one_before() -> Non
     assert line[-1] == 0.0
 
 
+def test_epochs_of_the_same_moment_are_all_drawn() -> None:
+    line = times.sparkline([[(1007.0, 20), (1007.0, 20), (1007.0, 20)]], now=1010.0)
+    assert sum(line) * 2 == pytest.approx(60)
+
+
 def test_percentiles_are_by_the_nearest_rank() -> None:
     assert times.percentiles(range(1, 101)) == {"p50": 50, "p90": 90, "p99": 99, "epochs": 100}
     assert times.percentiles([]) == {"p50": None, "p90": None, "p99": None, "epochs": 0}
