@@ -15,7 +15,7 @@ from visited import Got, ask, served
 
 from onceflow.runtime.journal import Journal
 from onceflow.snapshots.savepoints import Savepoints
-from onceflow.web import charts
+from onceflow.web import charts, model
 from onceflow.web.server import Page
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
@@ -202,6 +202,22 @@ def test_a_name_from_a_file_is_only_text(home: Path) -> None:
             assert got.status == 200, path
             assert "<script>alert" not in got.text, path
             assert "<img src=x" not in got.text, path
+
+
+def test_a_job_that_was_rolled_back_any_number_of_times_is_shown(
+    home: Path, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first: dict[str, Any] = model.lineages(home, "shop")[0]
+    ids = [f"{number:08d}-x" for number in range(3000)]
+    chain = [{**first, "lineage": one, "parent": ids[n - 1] if n else None, "current": n == 2999}
+             for n, one in enumerate(ids)]  # fmt: skip
+    aside = {**first, "lineage": "aside-xx", "parent": ids[0], "current": False}
+    monkeypatch.setattr(model, "lineages", lambda *_: [*chain, aside])
+    html = seen(page, "/jobs/shop/lineages")
+    order = re.findall(r'<li class="in-(\d)[^"]*">\s*<div[^>]*>\s*<p><code title="([^"]+)"', html)
+    assert [one for _, one in order] == [*ids, "aside-xx"]
+    assert [int(depth) for depth, _ in order] == [*range(8), *[8] * 2992, 1]
+    assert html.count(">current</b>") == 1
 
 
 # ---------------------------------------------------------------- boards

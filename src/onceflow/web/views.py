@@ -22,6 +22,7 @@ from onceflow.web.actions import Actions
 from onceflow.web.guard import cookie
 from onceflow.web.html import Static, templates
 from onceflow.web.sse import Fragments, Live, Stream
+from onceflow.web.tree import branches
 from onceflow.web.watch import Watch
 
 Row = dict[str, Any]
@@ -186,7 +187,6 @@ class Views:
             pass
         except OnceflowError as error:
             problem = str(error)
-        known = {told["lineage"] for told in tree}
         taking = self._actions.taken(name)
         return {
             "taking": self._render("_taking.html", taking=taking),
@@ -194,8 +194,7 @@ class Views:
                 "_tree.html",
                 name=name,
                 problem=problem,
-                tree=tree,
-                roots=[told for told in tree if told["parent"] not in known],
+                tree=branches(tree),
                 sizes={s["name"]: s.get("bytes") for s in listed["savepoints"]},
                 broken=[s for s in listed["savepoints"] if "error" in s],
             ),
