@@ -17,6 +17,7 @@ from visited import TOKEN, Got, ask, audit, patiently, post, refusals, served
 from onceflow.home import JobFolder
 from onceflow.sinks import Files
 from onceflow.snapshots.savepoints import Savepoints
+from onceflow.web import plans, watch
 from onceflow.web.actions import Actions, Taking
 from onceflow.web.server import Page
 
@@ -237,6 +238,20 @@ def test_a_plan_says_what_would_be_done_and_changes_nothing(page: Page, home: Pa
     for choice in ("rewind", "skip", "replay"):
         assert f"--published {choice} --home {home}" in text
     assert before_and_after(home) == held
+
+
+def test_a_target_that_does_not_answer_is_told_in_words(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+    monkeypatch.setattr(watch, "_PLAN_WITHIN", 0.05)
+    monkeypatch.setattr(plans, "plan", lambda *_, **__: go.wait(60))
+    got = ask(page, "/api/jobs/shop/plan?rollback=1")
+    assert (got.status, got.json["kind"], got.json["retryable"]) == (503, "ServerSilent", True)
+    for headers in ({}, {"HX_Request": "true"}):
+        seen = ask(page, "/jobs/shop/plan?rollback=1", **headers)
+        assert (seen.status, "a target has not answered" in seen.text) == (503, True)
+    go.set()
 
 
 def test_a_plan_that_cannot_be_says_why(page: Page) -> None:

@@ -146,8 +146,9 @@ class Forms:
         job = _job(request)
         asked = {key: request.query_params.get(key, "").strip() for key in ("restore", "rollback")}
         published = request.query_params.get("published", "rewind")
-        found = await self._watch.in_thread(
-            lambda: plans.plan(self._watch.home, job, **asked, published=published), asks=True
+        found = await self._watch.plan(
+            (job, *asked.values(), published),
+            lambda: plans.plan(self._watch.home, job, **asked, published=published),
         )
         return JSONResponse(found)
 

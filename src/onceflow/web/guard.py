@@ -3,7 +3,8 @@
 1. **Host**: a name that is not the page's own is refused, so that a name which an attacker points
    at this machine (DNS rebinding) reads nothing. An address cannot be pointed elsewhere.
 2. **Cross-site**: whatever is not a GET or HEAD must come from a page of ours, if a browser sends
-   it. There is no CORS, so no other site reads an answer.
+   it. There is no CORS, so no other site reads an answer; what asks targets is not even asked for
+   another site, unless a person follows a link.
 3. **Sizes**: of the address, of the headers (the server's own limit), of the body.
 4. **Headers** of every answer: nothing but our own scripts and styles, no frame around us.
 """
@@ -31,6 +32,7 @@ LARGEST_HEAD = 16 * 1024
 LONGEST_URL = 2048
 _BODY_SECONDS = 10.0
 READING = {"GET", "HEAD"}
+_ASKS = re.compile(r"(/api)?/jobs/[^/]*/(ledgers|plan)")  # the targets of a job
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]{1,253})(:\d{1,5})?")
 
 CSP = (
@@ -84,11 +86,14 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def refuse_cross_site(method: str, headers: Headers) -> Refusal | None:
+def refuse_cross_site(method: str, path: str, headers: Headers) -> Refusal | None:
     """A browser says where a request comes from; what is no browser has no session to abuse."""
-    if method in READING:
-        return None
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+    if method in READING:
+        ours = site in (None, "same-origin", "none")
+        if ours or headers.get("sec-fetch-mode") == "navigate" or not _ASKS.fullmatch(path):
+            return None
+        return Refusal(403, "requests from other sites are refused")
     if origin is not None:
         try:
             same = urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
@@ -165,7 +170,9 @@ class Guard:
             return Refusal(414, "that address is too long")
         if sum(len(name) + len(value) for name, value in headers.raw) > LARGEST_HEAD:
             return Refusal(431, "the head of that request is too large")
-        return self._hosts.refuse(headers) or refuse_cross_site(scope["method"], headers)
+        return self._hosts.refuse(headers) or refuse_cross_site(
+            scope["method"], scope["path"], headers
+        )
 
 
 async def _body(headers: Headers, receive: Receive) -> bytes | Refusal:

@@ -329,6 +329,9 @@ class FollowedHome:
         known = (self._jobs[name] for name in sorted(self._jobs))
         return [job for job in known if job.queries or job.state != "stopped" or job.story.last]
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._jobs
+
     def job(self, name: str) -> FollowedJob:
         """`JobError` with those that there are."""
         check_name("job", name)

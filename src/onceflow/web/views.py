@@ -214,8 +214,8 @@ class Views:
         asked = {key: request.query_params.get(key, "").strip() for key in ("restore", "rollback")}
         found, refused, hint = [], "", ""
         try:
-            found = await self._watch.in_thread(
-                lambda: plans.plans(self._home, name, **asked), asks=True
+            found = await self._watch.plan(
+                (name, *asked.values()), lambda: plans.plans(self._home, name, **asked)
             )
         except JobError as error:
             refused, hint = error.message, error.hint
