@@ -127,6 +127,18 @@ def test_no_other_site_may_read_or_frame(page: Page) -> None:
     assert "frame-ancestors 'none'" in got.headers["content-security-policy"]
 
 
+@pytest.mark.parametrize("path", ["ledgers", "plan?rollback=1"])
+def test_targets_are_not_asked_for_another_site(page: Page, path: str) -> None:
+    for start in ("/jobs/shop/", "/api/jobs/shop/"):
+        for site in ("cross-site", "same-site"):
+            got = ask(page, start + path, Sec_Fetch_Site=site, Sec_Fetch_Mode="no-cors")
+            assert (got.status, "shop" in got.text) == (403, False)
+            asked = ask(page, start + path, Sec_Fetch_Site=site, Sec_Fetch_Mode="navigate")
+            assert asked.status != 403
+        assert ask(page, start + path, Sec_Fetch_Site="same-origin").status != 403
+    assert ask(page, "/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors").status == 200
+
+
 # ---------------------------------------------------------------- headers of every answer
 
 
@@ -149,18 +161,6 @@ def test_a_page_needs_nothing_inline_and_nothing_from_elsewhere(page: Page) -> N
         text = ask(page, path, Cookie=cookie).text
         assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=|javascript:", text)
         assert not re.search(r"(?:src|href|action)=[\"'](?!/|#)", text), path
-
-
-@pytest.mark.parametrize("path", ["ledgers", "plan?rollback=1"])
-def test_targets_are_not_asked_for_another_site(page: Page, path: str) -> None:
-    for start in ("/jobs/shop/", "/api/jobs/shop/"):
-        for site in ("cross-site", "same-site"):
-            got = ask(page, start + path, Sec_Fetch_Site=site, Sec_Fetch_Mode="no-cors")
-            assert (got.status, "shop" in got.text) == (403, False)
-            asked = ask(page, start + path, Sec_Fetch_Site=site, Sec_Fetch_Mode="navigate")
-            assert asked.status != 403
-        assert ask(page, start + path, Sec_Fetch_Site="same-origin").status != 403
-    assert ask(page, "/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors").status == 200
 
 
 # ---------------------------------------------------------------- sizes, names, methods

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_page_views import Checked
 from test_restore_edges import Driver
 from visited import TOKEN, Got, ask, audit, patiently, post, refusals, served
 
@@ -200,7 +201,10 @@ def test_one_savepoint_of_a_job_at_a_time(
     )
     asking.start()
     assert inside.wait(30)
-    assert "<b>Taking savepoint" in ask(page, "/jobs/shop/lineages").text
+    text = ask(page, "/jobs/shop/lineages").text
+    assert "<b>Taking savepoint" in text
+    assert re.search(r'role="status"[^>]*>taking a savepoint', text)
+    Checked(text)  # nothing that counts seconds is read aloud
     second = by_program(page, {}, X_Onceflow_Token=TOKEN)
     go.set()
     asking.join()

@@ -30,6 +30,7 @@ class Checked(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
+        self.heard: list[int] = []  # how deep the elements are that are read aloud by themselves
         self.ids: list[str] = []
         self.headings: list[int] = []
         self.labelled: list[str] = []
@@ -40,6 +41,9 @@ class Checked(HTMLParser):
         found = dict(attrs)
         if tag not in VOID:
             self.open.append(tag)
+        if found.get("role") == "status":
+            self.heard.append(len(self.open))
+        assert tag != "time" or not self.heard, "a moment that is read aloud each second"
         if found.get("id"):
             self.ids.append(str(found["id"]))
         if found.get("aria-labelledby"):
@@ -55,6 +59,7 @@ class Checked(HTMLParser):
             self.open.pop()
 
     def handle_endtag(self, tag: str) -> None:
+        self.heard = [depth for depth in self.heard if depth < len(self.open)]
         assert self.open.pop() == tag, f"</{tag}> closes something else"
 
 

@@ -68,6 +68,16 @@ class Taking:
     process: subprocess.Popen[bytes] | None = None
 
     @property
+    def told(self) -> str:
+        """For who listens: it changes when the state does, and not each second."""
+        name = f"savepoint {self.name}" if self.name else "a savepoint"
+        return {
+            "taking": f"taking {name}",
+            "done": f"{name} is taken",
+            "failed": f"no savepoint: {self.says}",
+        }[self.state]
+
+    @property
     def says(self) -> str:
         return self.error.message if self.error else ""
 

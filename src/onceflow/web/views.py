@@ -189,6 +189,7 @@ class Views:
             problem = str(error)
         taking = self._actions.taken(name)
         return {
+            "announce": self._render("_said.html", text=taking[0].told if taking else ""),
             "taking": self._render("_taking.html", taking=taking),
             "tree": self._render(
                 "_tree.html",
