@@ -13,7 +13,8 @@
 <home>/<job>/importing/                    what `onceflow state import` makes, until it is a lineage
 <home>/<job>/stop/                         who is asked to stop, and has: `runtime/stopping.py`
 <home>/<job>/progress.json, events.jsonl   for whoever looks: `runtime/journal.py`
-<home>/_boards/, _verify/, _audit.jsonl    what the page shows and records: `web/`
+<home>/_boards/, _verify/                  what the page shows beside jobs: `web/`
+<home>/_audit.jsonl, _refused.jsonl        who did what through it, and who may not: `web/access.py`
 """
 
 from __future__ import annotations

@@ -96,6 +96,23 @@ def test_it_says_that_it_is_not_live_while_the_server_is_away(tab: Open, tmp_pat
         jobs.is_clean(but=("net::ERR_", "[object Event]"))
 
 
+def test_it_says_that_it_is_not_live_while_the_files_cannot_be_read(
+    url: str, tab: Open, home: Path
+) -> None:
+    ads, path = Ads(home), home / "_boards" / "ads.jsonl"
+    ads.second()
+    board = tab(url).go_live("/boards/ads")
+    path.rename(path.with_suffix(".away"))
+    expect(board.live).to_have_text(
+        re.compile(r"not live: cannot be read since [\d:]+ UTC: there is no board ads; as of")
+    )
+    expect(board.page.locator("[sse-swap=beat] time")).to_be_visible()
+    path.with_suffix(".away").rename(path)
+    expect(board.live).to_have_text("live")
+    assert board.was_not_reloaded()
+    board.is_clean()
+
+
 def test_the_choice_of_colours_is_remembered(url: str, tab: Open) -> None:
     jobs = tab(url, color_scheme="light").go("/")
     switch = jobs.page.locator("#theme")

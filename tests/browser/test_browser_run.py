@@ -23,8 +23,8 @@ def url(served: Process) -> str:
     return str(served.hear("serving")["url"])
 
 
-def audit(words: Words) -> list[dict[str, Any]]:
-    path = words.home / "_audit.jsonl"
+def audit(words: Words, file: str = "_audit.jsonl") -> list[dict[str, Any]]:
+    path = words.home / file
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -140,7 +140,7 @@ def test_without_the_token_nothing_is_done_and_the_try_is_written_down(
     expect(lineages.page.get_by_role("button", name="Take a savepoint")).to_have_count(0)
     post = "fetch('/jobs/words/savepoints', {method: 'POST', body: new URLSearchParams('name=no')})"
     assert lineages.page.evaluate(f"{post}.then((answer) => answer.status)") == 401
-    line = audit(words)[-1]
+    line = audit(words, "_refused.jsonl")[-1]
     assert (line["action"], line["job"], line["arguments"]) == (
         "savepoint", "words", {"name": "no"},
     )  # fmt: skip
@@ -148,7 +148,7 @@ def test_without_the_token_nothing_is_done_and_the_try_is_written_down(
 
     unlock(lineages, "not-the-token")
     expect(lineages.page.get_by_role("alert")).to_contain_text("that is not the token")
-    assert audit(words)[-1]["action"] == "unlock"
+    assert audit(words, "_refused.jsonl")[-1]["action"] == "unlock"
     assert onceflow("savepoint", "list", "words", "--home", words.home)["savepoints"] == []
     lineages.is_clean(but=("status of 401",))
 
@@ -196,7 +196,7 @@ def test_a_form_of_a_session_that_was_closed_is_refused_in_words(
     lineages.page.get_by_label("Name").fill("tuesday")
     lineages.page.get_by_role("button", name="Take a savepoint").click()
     expect(lineages.page.get_by_role("alert")).to_contain_text("this needs the token")
-    assert audit(words)[-1]["outcome"].startswith("refused: ")
+    assert audit(words, "_refused.jsonl")[-1]["outcome"].startswith("refused: ")
     lineages.is_clean(but=("status of 401",))
 
 

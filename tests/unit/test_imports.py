@@ -163,3 +163,18 @@ def test_the_contract_of_sinks_is_imported_when_asked_for_and_says_that_it_needs
     code = "import sys; sys.modules['pytest'] = None; from onceflow.testing import SinkContract"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "SetupError: the contract of sinks needs pytest\n  fix: pip install pytest" in ran.stderr
+
+
+def test_a_driver_imports_nothing_from_where_it_is_started(tmp_path: Path) -> None:
+    theirs = tmp_path / "onceflow"
+    theirs.mkdir()
+    (theirs / "__init__.py").write_text("raise SystemExit('of somebody else')")
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "broken.py").write_text("raise ValueError('of the job')")
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", "from onceflow.cli import main; main()",
+         "run", "jobs/broken.py", "--home", "home", "--json"],
+        check=False, cwd=tmp_path, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert "of the job" in ran.stdout + ran.stderr
+    assert "of somebody else" not in ran.stdout + ran.stderr

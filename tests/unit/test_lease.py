@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from another import as_another, folder_for_all
 from children import CONTEXT, Child, child
 
 from onceflow.errors import Fenced, LeaseHeld
@@ -397,6 +398,19 @@ def test_a_lock_that_is_locked_while_another_driver_prunes_is_not_pulled_away(
     while new._fd is None:
         new._fd = new._try_lock()
     assert (tmp_path / new._lock).exists(), "it holds a lock that nobody can see"
+
+
+def test_who_may_only_read_sees_who_lives() -> None:
+    with folder_for_all() as folder:
+        lease = Lease(folder / "lease", "shop")
+        lease.acquire()
+        lease.next_term(0)
+        look = f"lease = Lease(Path({str(lease.folder)!r}), 'shop'); holder = lease.holder()"
+        imports = "from pathlib import Path; from onceflow.runtime.lease import Lease"
+        assert as_another(imports, f"{look}; print(lease.alive(holder))") == "True\n"
+        assert lease._fd is not None
+        os.close(lease._fd)  # as the kernel does when a process ends
+        assert as_another(imports, f"{look}; print(lease.alive(holder))") == "False\n"
 
 
 def test_since_is_a_time_in_utc(leases: Callable[[], Lease]) -> None:

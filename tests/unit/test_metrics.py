@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -89,6 +90,23 @@ def test_without_a_driver_counters_stay_and_what_only_it_knows_goes(tmp_path: Pa
     assert value(found, "up", job="shop") == 0
     assert value(found, "epochs_total", job="shop", query="out") == 3
     assert value(found, "lag_seconds", job="shop", query="out") is None
+
+
+def test_when_a_driver_was_heard_last_is_told_while_it_hangs_and_when_it_is_gone(
+    tmp_path: Path,
+) -> None:
+    shop = Alive(tmp_path)
+    shop.start()
+    assert value(of(tmp_path), "heard_timestamp_seconds", job="shop") is None
+    shop.tell()
+    path = shop.folder.folder / "progress.json"
+    body = {**json.loads(path.read_text()), "at": "2026-11-15T10:00:00.500Z"}
+    path.write_text(json.dumps(body))
+    found = of(tmp_path)
+    assert value(found, "heard_timestamp_seconds", job="shop") == 1794736800.5
+    assert (value(found, "up", job="shop"), value(found, "lag_seconds", job="shop")) == (1, None)
+    shop.lease.release()
+    assert value(of(tmp_path), "heard_timestamp_seconds", job="shop") == 1794736800.5
 
 
 def test_an_empty_home_has_metrics_without_samples(tmp_path: Path) -> None:

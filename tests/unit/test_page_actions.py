@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_page_views import Checked
 from test_restore_edges import Driver
-from visited import TOKEN, Got, ask, audit, patiently, post, served
+from visited import TOKEN, Got, ask, audit, patiently, post, refusals, served
 
 from onceflow.home import JobFolder
 from onceflow.sinks import Files
 from onceflow.snapshots.savepoints import Savepoints
+from onceflow.web import plans, watch
 from onceflow.web.actions import Actions, Taking
 from onceflow.web.server import Page
 
@@ -80,6 +82,15 @@ def _taken(page: Page) -> str:
     return text if "is taken" in text else ""
 
 
+def test_what_lies_where_the_page_was_started_is_not_run(
+    page: Page, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "click.py").write_text("raise SystemExit('of somebody else')")
+    monkeypatch.chdir(tmp_path)
+    assert by_program(page, {"name": "monday"}, X_Onceflow_Token=TOKEN).status == 200
+    assert savepoints(home) == ["monday"]
+
+
 def test_a_name_that_is_taken_is_told_with_what_mends_it(page: Page, home: Path) -> None:
     Savepoints(JobFolder(home, "shop")).create("monday", {})
     cookie, csrf = unlocked(page)
@@ -101,11 +112,11 @@ def test_a_name_that_is_none_is_refused_before_anything_runs(
         Cookie=cookie,
         HX_Request="true",
     )
-    assert got.status == 404
+    assert got.status == 400
     assert "is not a name for a savepoint" in got.text
     assert "<html" not in got.text
     assert savepoints(home) == []
-    assert audit(home)[-1]["outcome"].startswith("refused: ")
+    assert refusals(home)[-1]["outcome"].startswith("refused: ")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +131,7 @@ def test_without_a_session_and_its_secret_nothing_is_done(
     got = post(page, "/jobs/shop/savepoints", {"csrf": csrf, "name": "x"}, Cookie=given)
     assert got.status == status
     assert savepoints(home) == []
-    assert audit(home)[-1]["outcome"].startswith("refused: ")
+    assert refusals(home)[-1]["outcome"].startswith("refused: ")
 
 
 def test_a_program_gives_the_token_in_a_header_and_waits(page: Page, home: Path) -> None:
@@ -145,7 +156,7 @@ def test_a_program_without_the_token_is_refused(
     assert got.status == 401
     assert got.json["event"] == "error"
     assert savepoints(home) == []
-    assert audit(home)[-1]["action"] == "savepoint"
+    assert refusals(home)[-1]["action"] == "savepoint"
 
 
 def test_a_session_needs_its_secret_for_the_api_too(page: Page, home: Path) -> None:
@@ -158,15 +169,18 @@ def test_a_session_needs_its_secret_for_the_api_too(page: Page, home: Path) -> N
 @pytest.mark.parametrize("body", [b"[]", b"{", b'"x"', b'{"name": 7}', b'{"name": ["a"]}', b"\xff"])
 def test_a_body_that_is_none_is_refused(page: Page, home: Path, body: bytes) -> None:
     got = ask(page, "/api/jobs/shop/savepoints", "POST", body=body, X_Onceflow_Token=TOKEN)
-    assert got.status in (400, 404)
+    assert got.status == 400
     assert got.json["event"] == "error"
     assert savepoints(home) == []
+    noted = refusals(home)[-1]
+    assert (noted["action"], noted["job"]) == ("savepoint", "shop")
+    assert noted["outcome"] == f"refused: {got.json['message']}"
 
 
 def test_a_job_that_is_not_there_is_refused(page: Page, home: Path) -> None:
     got = ask(page, "/api/jobs/none/savepoints", "POST", X_Onceflow_Token=TOKEN)
     assert got.status == 404
-    assert audit(home)[-1]["job"] == "none"
+    assert refusals(home)[-1]["job"] == "none"
 
 
 def test_one_savepoint_of_a_job_at_a_time(
@@ -187,7 +201,10 @@ def test_one_savepoint_of_a_job_at_a_time(
     )
     asking.start()
     assert inside.wait(30)
-    assert "<b>Taking savepoint" in ask(page, "/jobs/shop/lineages").text
+    text = ask(page, "/jobs/shop/lineages").text
+    assert "<b>Taking savepoint" in text
+    assert re.search(r'role="status"[^>]*>taking a savepoint', text)
+    Checked(text)  # nothing that counts seconds is read aloud
     second = by_program(page, {}, X_Onceflow_Token=TOKEN)
     go.set()
     asking.join()
@@ -195,17 +212,9 @@ def test_one_savepoint_of_a_job_at_a_time(
     assert second.json["kind"] == "Busy"
 
 
-def test_what_cannot_be_written_down_is_not_done(page: Page, home: Path) -> None:
-    (home / "_audit.jsonl").mkdir()
-    got = by_program(page, {"name": "x"}, X_Onceflow_Token=TOKEN)
-    assert got.status == 500
-    assert "Traceback" not in got.text
-    assert savepoints(home) == []
-
-
 def test_a_claim_of_a_proxy_is_noted_as_one(page: Page, home: Path) -> None:
     by_program(page, {}, X_Forwarded_For="10.1.2.3" + "x" * 500)
-    noted = audit(home)[-1]
+    noted = refusals(home)[-1]
     assert noted["who"] == "127.0.0.1"
     assert noted["forwarded_for"].startswith("10.1.2.3")
     assert len(noted["forwarded_for"]) == 100
@@ -233,6 +242,20 @@ def test_a_plan_says_what_would_be_done_and_changes_nothing(page: Page, home: Pa
     for choice in ("rewind", "skip", "replay"):
         assert f"--published {choice} --home {home}" in text
     assert before_and_after(home) == held
+
+
+def test_a_target_that_does_not_answer_is_told_in_words(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+    monkeypatch.setattr(watch, "_PLAN_WITHIN", 0.05)
+    monkeypatch.setattr(plans, "plan", lambda *_, **__: go.wait(60))
+    got = ask(page, "/api/jobs/shop/plan?rollback=1")
+    assert (got.status, got.json["kind"], got.json["retryable"]) == (503, "ServerSilent", True)
+    for headers in ({}, {"HX_Request": "true"}):
+        seen = ask(page, "/jobs/shop/plan?rollback=1", **headers)
+        assert (seen.status, "a target has not answered" in seen.text) == (503, True)
+    go.set()
 
 
 def test_a_plan_that_cannot_be_says_why(page: Page) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -167,6 +168,48 @@ def test_a_look_that_fails_is_tried_again(caplog: pytest.LogCaptureFixture) -> N
     assert caplog.text.count("a live view could not be made") == 1
 
 
+@pytest.mark.usefixtures("quick")
+def test_a_view_that_cannot_be_made_is_not_called_live() -> None:
+    async def story() -> None:
+        live, failure = Live(), OSError(5, "<b>Input/output error</b>")
+        fails = False
+
+        async def render() -> dict[str, str]:
+            if fails:
+                raise failure
+            return {"a": "as it was"}
+
+        viewer, late = Viewer(), Viewer()
+        tasks = [viewer.look(live, render)]
+        await until(lambda: b"event: beat" in viewer.text)
+        fails = True
+        await until(lambda: viewer.got[-1].startswith(b"event: stale"))
+        said = viewer.got[-1].decode()
+        assert re.search(r"data: cannot be read since \d\d:\d\d:\d\d UTC: &lt;b&gt;Input", said)
+        stood = len(viewer.got)
+        await until(lambda: len(viewer.got) >= stood + 3)  # again and again, and no beat
+        assert {part.decode() for part in viewer.got[stood:]} == {said}
+        tasks.append(late.look(live, render))
+        await until(lambda: said.encode() in late.text)
+        assert b"as it was" in late.text
+        assert b"beat" not in late.text
+        fails = False
+        await until(lambda: viewer.got[-1].startswith(b"event: beat"))
+        assert viewer.text.count(b"as it was") == 1  # which has not changed
+        live.close()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(story())
+
+
+def test_a_job_that_is_gone_is_told_to_who_looks(home: Path, shop: Alive) -> None:
+    with served(home) as page, look(page, "/live/jobs/shop") as answer:
+        read_until(answer, b"event: beat")
+        shop.folder.folder.rename(home / "_elsewhere")
+        read_until(answer, b"event: stale")
+        assert b"no job shop ran under" in read_until(answer, b"\n")
+
+
 def test_an_event_cannot_end_early() -> None:
     said = message("a", "one\n\nevent: b\r\ndata: two\u2028three")
     assert said.count(b"\n\n") == 1
@@ -189,9 +232,13 @@ def home(shop: Alive) -> Path:
     return shop.folder.home
 
 
+def connected(page: Page) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection("127.0.0.1", page.port, timeout=SECONDS)
+
+
 @contextmanager
 def look(page: Page, path: str) -> Iterator[http.client.HTTPResponse]:
-    line = http.client.HTTPConnection("127.0.0.1", page.port, timeout=SECONDS)
+    line = connected(page)
     line.request("GET", path)
     with closing(line), closing(line.getresponse()) as answer:
         yield answer
@@ -254,3 +301,12 @@ def test_a_page_ends_though_people_look(home: Path) -> None:
             pass  # it ends, and does not break off
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", page.port))
+
+
+def test_an_answer_on_a_kept_connection_is_sent_without_delay(home: Path) -> None:
+    with served(home) as page, closing(connected(page)) as line:
+        line.request("GET", "/api/jobs")
+        assert line.getresponse().read()
+        (kept,) = page._server.server_state.connections
+        found = kept.transport.get_extra_info("socket")  # type: ignore[union-attr]
+        assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0

@@ -15,7 +15,7 @@ from visited import Got, ask, served
 
 from onceflow.runtime.journal import Journal
 from onceflow.snapshots.savepoints import Savepoints
-from onceflow.web import charts
+from onceflow.web import charts, model
 from onceflow.web.server import Page
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
@@ -30,6 +30,7 @@ class Checked(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
+        self.heard: list[int] = []  # how deep the elements are that are read aloud by themselves
         self.ids: list[str] = []
         self.headings: list[int] = []
         self.labelled: list[str] = []
@@ -40,6 +41,9 @@ class Checked(HTMLParser):
         found = dict(attrs)
         if tag not in VOID:
             self.open.append(tag)
+        if found.get("role") == "status":
+            self.heard.append(len(self.open))
+        assert tag != "time" or not self.heard, "a moment that is read aloud each second"
         if found.get("id"):
             self.ids.append(str(found["id"]))
         if found.get("aria-labelledby"):
@@ -55,6 +59,7 @@ class Checked(HTMLParser):
             self.open.pop()
 
     def handle_endtag(self, tag: str) -> None:
+        self.heard = [depth for depth in self.heard if depth < len(self.open)]
         assert self.open.pop() == tag, f"</{tag}> closes something else"
 
 
@@ -202,6 +207,22 @@ def test_a_name_from_a_file_is_only_text(home: Path) -> None:
             assert got.status == 200, path
             assert "<script>alert" not in got.text, path
             assert "<img src=x" not in got.text, path
+
+
+def test_a_job_that_was_rolled_back_any_number_of_times_is_shown(
+    home: Path, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first: dict[str, Any] = model.lineages(home, "shop")[0]
+    ids = [f"{number:08d}-x" for number in range(3000)]
+    chain = [{**first, "lineage": one, "parent": ids[n - 1] if n else None, "current": n == 2999}
+             for n, one in enumerate(ids)]  # fmt: skip
+    aside = {**first, "lineage": "aside-xx", "parent": ids[0], "current": False}
+    monkeypatch.setattr(model, "lineages", lambda *_: [*chain, aside])
+    html = seen(page, "/jobs/shop/lineages")
+    order = re.findall(r'<li class="in-(\d)[^"]*">\s*<div[^>]*>\s*<p><code title="([^"]+)"', html)
+    assert [one for _, one in order] == [*ids, "aside-xx"]
+    assert [int(depth) for depth, _ in order] == [*range(8), *[8] * 2992, 1]
+    assert html.count(">current</b>") == 1
 
 
 # ---------------------------------------------------------------- boards

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from another import as_another, folder_for_all
 
 from onceflow.errors import NotStopped
 from onceflow.home import JobFolder
@@ -143,3 +144,13 @@ def test_a_run_that_waits_to_start_its_driver_again_can_be_stopped(folder: JobFo
     assert ask(folder) == stopping.Stopped(False, None, {})
     Driver(folder).end()
     assert files(folder) == []
+
+
+def test_who_may_only_read_sees_that_a_run_waits() -> None:
+    with folder_for_all() as folder:
+        wait = Waiting(folder)
+        look = f"print(waiting(Path({str(folder)!r})) is not None)"
+        imports = "from pathlib import Path; from onceflow.runtime.stopping import waiting"
+        assert as_another(imports, look) == "True\n"
+        wait.close()
+        assert as_another(imports, look) == "False\n"

@@ -13,6 +13,7 @@ from alive import Alive
 from saved import SPARK
 
 from onceflow.errors import JobError
+from onceflow.runtime.lease import host_name
 from onceflow.snapshots.savepoints import Savepoints
 from onceflow.web import model, times
 from onceflow.web.followed import position
@@ -117,6 +118,22 @@ def test_progress_of_a_driver_that_is_gone_does_not_count(tmp_path: Path) -> Non
     assert only(tmp_path)["lag_s"] is None
     path.write_text(json.dumps({**body, "pid": 1}))
     assert only(tmp_path)["lag_s"] is None
+
+
+def test_a_driver_that_says_nothing_is_not_told_as_one_that_only_runs(tmp_path: Path) -> None:
+    shop = Alive(tmp_path)
+    shop.start()
+    shop.run()
+    shop.tell()
+    leads = f"process {os.getpid()} on {host_name()} leads it"
+    assert only(tmp_path)["says"] == leads
+    path = tmp_path / "shop" / "progress.json"
+    body = {**json.loads(path.read_text()), "at": times.iso(time.time() - 24 * 3600)}
+    path.write_text(json.dumps(body))
+    found = only(tmp_path)
+    assert (found["state"], found["says"]) == ("running", f"{leads}, but has said nothing for 24 h")
+    path.write_text(json.dumps({**body, "pid": 1}))  # of a driver before: this one has just begun
+    assert only(tmp_path)["says"] == leads
 
 
 def test_weaker_guarantees_are_said_in_words(tmp_path: Path) -> None:
@@ -449,6 +466,11 @@ def test_rows_of_an_epoch_are_spread_over_the_time_since_the_one_before() -> Non
     assert sum(line) * 2 == pytest.approx(85)
     assert line[-2] == line[-3] == 10.0
     assert line[-1] == 0.0
+
+
+def test_epochs_of_the_same_moment_are_all_drawn() -> None:
+    line = times.sparkline([[(1007.0, 20), (1007.0, 20), (1007.0, 20)]], now=1010.0)
+    assert sum(line) * 2 == pytest.approx(60)
 
 
 def test_percentiles_are_by_the_nearest_rank() -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from alive import Alive
 
-from onceflow.errors import JobError
+from onceflow.errors import JobError, ServerSilent
 from onceflow.web import model
+from onceflow.web import watch as watch_module
 from onceflow.web.watch import Watch
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
@@ -110,6 +111,78 @@ def test_a_target_that_hangs_holds_up_nothing_else(
         assert not any(task.done() for task in waiting)
         go.set()
         await asyncio.gather(*waiting)
+
+    asyncio.run(story())
+
+
+def test_a_plan_is_made_once_for_those_who_ask_together_and_also_if_it_is_refused(
+    home: Path,
+) -> None:
+    asked: list[str] = []
+
+    def plan() -> str:
+        asked.append("plan")
+        return "as it is"
+
+    def refused() -> str:
+        asked.append("refused")
+        raise JobError("no such savepoint")
+
+    watch = Watch(home)
+
+    async def story() -> None:
+        found = await asyncio.gather(*(watch.plan("a", plan) for _ in range(20)))
+        assert set(found) == {"as it is"}
+        told = await asyncio.gather(
+            *(watch.plan("b", refused) for _ in range(20)), return_exceptions=True
+        )
+        assert {str(error) for error in told} == {"no such savepoint"}
+        assert asked == ["plan", "refused"]
+
+    asyncio.run(story())
+
+
+def test_plans_that_hang_are_given_up_and_hold_up_neither_ledgers_nor_each_other(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_module, "_PLAN_WITHIN", 0.05)
+    go = threading.Event()
+    watch = Watch(home)
+
+    async def story() -> None:
+        waiting = [watch.plan(number, lambda: go.wait(60)) for number in range(20)]
+        told = await asyncio.gather(*waiting, watch.ledgers("shop"), return_exceptions=True)
+        assert told.pop() == model.ledgers(home, "shop")
+        assert all(isinstance(error, ServerSilent) for error in told)
+        late = [error for error in told if "has not answered within 0.05 s" in str(error)]
+        assert len(late) == 8  # the others are not asked: no thread more for each who asks
+        go.set()
+        for thread in threading.enumerate():
+            if thread.name == "onceflow asks":
+                thread.join()
+        assert await watch.plan("later", lambda: "as it is") == "as it is"
+
+    asyncio.run(story())
+
+
+def test_nothing_is_kept_of_jobs_and_boards_that_are_made_up_or_gone(home: Path) -> None:
+    (home / "_boards").mkdir()
+    (home / "_boards" / "ads.jsonl").write_text('{"board": "ads"}\n')
+    watch = Watch(home, every=0.0)
+
+    async def story() -> None:
+        for number in range(50):
+            with pytest.raises(JobError):
+                await watch.lineages(f"made-up-{number}")
+        await watch.lineages("shop")
+        await watch.board("ads")
+        assert (set(watch._logs), set(watch._boards)) == ({"shop"}, {"ads"})
+        (home / "shop").rename(home / "_gone")
+        (home / "_boards" / "ads.jsonl").unlink()
+        assert await watch.jobs() == []
+        with pytest.raises(JobError):
+            await watch.board("ads")
+        assert (watch._logs, watch._boards) == ({}, {})
 
     asyncio.run(story())
 

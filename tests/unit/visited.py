@@ -85,7 +85,15 @@ def _received(line: socket.socket) -> bytes:
 
 
 def audit(home: Path) -> list[dict[str, Any]]:
-    path = home / "_audit.jsonl"
+    """What was done."""
+    return _lines(home / "_audit.jsonl")
+
+
+def refusals(home: Path) -> list[dict[str, Any]]:
+    return _lines(home / "_refused.jsonl")
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 

@@ -122,7 +122,7 @@ class Lease:
     def _dead(self, lock: str, *, remove: bool = False) -> bool:
         """Can the lock be had? Shared, so that two who look do not see each other."""
         try:
-            fd = os.open(self.folder / lock, os.O_RDWR)
+            fd = os.open(self.folder / lock, os.O_RDONLY)  # whoever may read may look
         except FileNotFoundError:
             return True
         try:

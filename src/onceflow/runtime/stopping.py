@@ -126,7 +126,7 @@ def waiting(folder: Path) -> str | None:
 
 def _locked(path: Path) -> bool:
     try:
-        fd = os.open(path, os.O_RDWR)
+        fd = os.open(path, os.O_RDONLY)  # whoever may read may look
     except FileNotFoundError:
         return False
     try:

@@ -191,7 +191,8 @@ class _Driver:
 
     def __init__(self, arguments: list[str]) -> None:
         reading, writing = os.pipe()
-        command = [sys.executable, "-u", "-m", "onceflow.runtime.driver", *arguments]
+        # -P: what the job file imports begins in its folder, not in the working directory.
+        command = [sys.executable, "-P", "-u", "-m", "onceflow.runtime.driver", *arguments]
         self._process = subprocess.Popen(
             [*command, "--events", str(writing)],
             stdin=subprocess.PIPE,  # its end tells the driver that we are gone

@@ -45,7 +45,7 @@ class Driver:
         self.number = number
         self.log = scratch / f"driver-{number}.log"
         command = [
-            sys.executable, "-u", "-m", "onceflow.verify.driver", "--master", master,
+            sys.executable, "-P", "-u", "-m", "onceflow.verify.driver", "--master", master,
             "--settings", json.dumps(settings), "--log", str(self.log), "--events", str(writing),
         ]  # fmt: skip
         with self.log.open("ab") as said:

@@ -78,7 +78,7 @@ def _once(play: Play, command: tuple[str, ...], fault: str) -> _Done:
     said = play.case.folder / f"command-{play.commands}"
     with said.with_suffix(".out").open("wb") as out, said.with_suffix(".err").open("wb") as err:
         process = subprocess.Popen(
-            [sys.executable, "-c", _ONCEFLOW, *command, "--home", "home", "--json"],
+            [sys.executable, "-P", "-c", _ONCEFLOW, *command, "--home", "home", "--json"],
             cwd=play.case.folder, env={**os.environ, **brought, **play.environment(fault)},
             stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
         )  # fmt: skip

@@ -28,7 +28,7 @@ from typing import Any
 from onceflow.errors import JobError
 from onceflow.home import now
 
-AUDIT = "_audit.jsonl"
+AUDIT, REFUSED = "_audit.jsonl", "_refused.jsonl"
 _SHORTEST = 16  # characters of a token that a person chose
 _LIFE = 12 * 3600.0  # seconds of a session
 _MOST_SESSIONS = 100
@@ -36,7 +36,7 @@ _TRIES = 5  # wrong tokens from one address in _WHILE seconds; then it is not he
 _WHILE = 60.0
 _WHERE = "it is the text after `token:` where the page was started, or that of its --token-file"
 _MOST_ADDRESSES = 1000
-_LARGEST_AUDIT = 10_000_000  # bytes; then it becomes _audit.jsonl.1
+_LARGEST_AUDIT = 10_000_000  # bytes of each file; then it becomes _audit.jsonl.1
 
 
 def new_token() -> str:
@@ -157,28 +157,32 @@ class Access:
 
 
 class Audit:
-    """Who did what through the page, or tried to: a line each in `<home>/_audit.jsonl`.
+    """Who did what through the page: a line each in `<home>/_audit.jsonl`, made durable before the
+    answer is given. What cannot be written down is not done.
 
-    A line is written before the answer is given. What cannot be written down is not done.
+    Who was refused is in `<home>/_refused.jsonl`: anybody can be refused, as often as they like,
+    and must not push out what was done.
     """
 
     def __init__(self, home: Path) -> None:
-        self._path = home / AUDIT
+        self.path, self.refused = home / AUDIT, home / REFUSED
         self._lock = threading.Lock()
 
     def note(
-        self, who: dict[str, Any], action: str, job: str | None, arguments: Any, outcome: str
-    ) -> None:
+        self, who: dict[str, Any], action: str, job: str | None, arguments: Any, outcome: str,
+        *, refused: bool = False,
+    ) -> None:  # fmt: skip
         """`who`: the address, and what a proxy claims about it."""
         line = {"at": now(), **who, "action": action, "job": job, "arguments": arguments,
                 "outcome": outcome}  # fmt: skip
         data = json.dumps(line).encode() + b"\n"
+        path = self.refused if refused else self.path
         with self._lock:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
-                if self._path.stat().st_size > _LARGEST_AUDIT:
-                    os.replace(self._path, self._path.with_name(f"{AUDIT}.1"))
-            handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+                if path.stat().st_size > _LARGEST_AUDIT:
+                    os.replace(path, path.with_name(f"{path.name}.1"))
+            handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
                 os.write(handle, data)
                 os.fsync(handle)

@@ -1,6 +1,6 @@
 """What can be done through the page: a savepoint. All else it only shows how to do.
 
-1. refuse   who has no token, or another site's form
+1. refuse   who has no token, or another site's form, with a line in a file of its own
 2. note     who, what and when, in the audit log; what cannot be noted is not done
 3. do       in a process of its own, with a low priority, as `onceflow savepoint create` does it
 4. note     what came of it
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import subprocess
 import sys
 from collections import deque
@@ -19,16 +20,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from onceflow.errors import JobError, OnceflowError
+from onceflow.errors import OnceflowError
 from onceflow.home import now
-from onceflow.names import check_name
 from onceflow.web.access import Audit
+from onceflow.web.api import BadRequest, checked
 from onceflow.web.watch import Watch
 
 Who = dict[str, str]
 
-_ONCEFLOW = [sys.executable, "-c", "from onceflow.cli import main; main()"]
+_log = logging.getLogger(__name__)
+
+# -P: else a file of the working directory is imported in the place of a module of that name.
+_ONCEFLOW = [sys.executable, "-P", "-c", "from onceflow.cli import main; main()"]
 _REMEMBERED = 3  # of each job
+_LONGEST = 100  # characters of a name that somebody made up, in a line of the log
 _PATIENCE = 5.0  # seconds for one that is being taken when the page stops
 
 
@@ -36,6 +41,10 @@ class Busy(OnceflowError):
     """One is being taken already."""
 
     retryable = True
+
+
+class NotNoted(OnceflowError):
+    """The audit log takes no line, so nothing was done."""
 
 
 class Failed(OnceflowError):
@@ -59,6 +68,16 @@ class Taking:
     process: subprocess.Popen[bytes] | None = None
 
     @property
+    def told(self) -> str:
+        """For who listens: it changes when the state does, and not each second."""
+        name = f"savepoint {self.name}" if self.name else "a savepoint"
+        return {
+            "taking": f"taking {name}",
+            "done": f"{name} is taken",
+            "failed": f"no savepoint: {self.says}",
+        }[self.state]
+
+    @property
     def says(self) -> str:
         return self.error.message if self.error else ""
 
@@ -73,14 +92,32 @@ class Actions:
     def __init__(self, home: Path, watch: Watch, audit: Audit) -> None:
         self._home, self._watch, self._audit = home, watch, audit
         self._taken: dict[str, deque[Taking]] = {}
+        self._begun: set[str] = set()  # jobs of which one is being taken, or about to be
         self._running: dict[str, asyncio.Task[Taking]] = {}
 
     async def note(
         self, who: Who, action: str, job: str | None, arguments: Any, outcome: str
     ) -> None:
-        """A line of the audit log, off the loop."""
-        note = partial(self._audit.note, who, action, job, arguments, outcome)
-        await self._watch.in_thread(note)
+        """A line of the audit log, off the loop. `NotNoted`: then it must not be done."""
+        note = partial(self._audit.note, who, action, job, _cut(arguments), outcome)
+        try:
+            await self._watch.in_thread(note)
+        except OSError as error:
+            raise NotNoted(
+                f"not done, for it cannot be written down: {error.strerror}",
+                hint=f"let the page write {self._audit.path}, then try again",
+            ) from error
+
+    async def refused(
+        self, who: Who, action: str, job: str | None, arguments: Any, says: str
+    ) -> None:
+        """A line about what is not done. It stays refused if there is no place for the line."""
+        told = f"refused: {says}"
+        note = partial(self._audit.note, who, action, job, _cut(arguments), told, refused=True)
+        try:
+            await self._watch.in_thread(note)
+        except OSError as error:
+            _log.warning("a refusal could not be written down: %s", error)
 
     def taken(self, job: str) -> list[Taking]:
         """The newest first."""
@@ -91,29 +128,37 @@ class Actions:
         arguments = {"name": name}
         try:
             if name is not None:
-                check_name("savepoint", name)
+                checked("savepoint", name)
             await self._watch.job(job)
-            if job in self._running:
+            if job in self._begun:
                 raise Busy(
                     f"a savepoint of {job} is being taken already", hint="wait until it is there"
                 )
         except OnceflowError as error:
-            await self.note(who, "savepoint", job, arguments, f"refused: {error.message}")
+            await self.refused(who, "savepoint", job, arguments, error.message)
             raise
-        taking = Taking(job, name, now())
-        task = asyncio.create_task(self._take(taking, who, arguments))
+        self._begun.add(job)
+        try:
+            await self.note(who, "savepoint", job, arguments, "began")
+        except BaseException:
+            self._begun.discard(job)
+            raise
+        task = asyncio.create_task(self._take(Taking(job, name, now()), who, arguments))
         self._running[job] = task
-        task.add_done_callback(lambda _: self._running.pop(job, None))
+        task.add_done_callback(lambda _: self._ended(job))
         return task
 
+    def _ended(self, job: str) -> None:
+        self._begun.discard(job)
+        self._running.pop(job, None)
+
     async def _take(self, taking: Taking, who: Who, arguments: Any) -> Taking:
-        await self.note(who, "savepoint", taking.job, arguments, "began")
         self._taken.setdefault(taking.job, deque(maxlen=_REMEMBERED)).append(taking)
         outcome = "failed: the page was stopped meanwhile"
         try:
             outcome = await asyncio.to_thread(self._create, taking)
         finally:
-            with contextlib.suppress(OSError):  # it is done, or it failed: the line is lost
+            with contextlib.suppress(NotNoted):  # it is done, or it failed: the line is lost
                 await self.note(who, "savepoint", taking.job, arguments, outcome)
             self._watch.forget()
         return taking
@@ -163,5 +208,17 @@ def savepoint_name(given: Any) -> str | None:
     if given is None or given == "":
         return None
     if not isinstance(given, str):
-        raise JobError("the name of a savepoint is a text", hint="leave it out: then it is a time")
+        raise BadRequest(
+            "the name of a savepoint is a text", hint="leave it out: then it is a time"
+        )
     return given.strip() or None
+
+
+def _cut(arguments: Any) -> Any:
+    """Whoever asks chooses the texts, but not how long a line is."""
+    if not isinstance(arguments, dict):
+        return arguments
+    return {
+        name: value[:_LONGEST] if isinstance(value, str) else value
+        for name, value in arguments.items()
+    }

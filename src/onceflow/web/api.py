@@ -95,11 +95,9 @@ def routes(watch: Watch, live: Live | None = None) -> list[Route]:
             raise TooMany("too many look at this page already", hint="close one that looks")
         if name is None:
             return Stream(streams, "/api/events", _live("jobs", watch.jobs_json))
-        checked = _checked("job", name)
-        await watch.job(checked)  # refused before anything is streamed
-        return Stream(
-            streams, f"/api/events/{checked}", _live("job", lambda: watch.job_json(checked))
-        )
+        named = checked("job", name)
+        await watch.job(named)  # refused before anything is streamed
+        return Stream(streams, f"/api/events/{named}", _live("job", lambda: watch.job_json(named)))
 
     async def prometheus(_: Request) -> Response:
         return Response(await watch.metrics(), headers={"Content-Type": metrics.CONTENT_TYPE})
@@ -163,10 +161,11 @@ def status_of(error: OnceflowError) -> int:
 
 
 def _named(request: Request, kind: str) -> str:
-    return _checked(kind, request.path_params[kind])
+    return checked(kind, request.path_params[kind])
 
 
-def _checked(kind: str, name: str) -> str:
+def checked(kind: str, name: str) -> str:
+    """What cannot even be a name is a request that is wrong."""
     try:
         return check_name(kind, name)
     except JobError as error:

@@ -50,8 +50,8 @@ def create(
     async def refused(request: Request, refusal: Refusal) -> Response:
         """Without a word about the home: the one who asks may be another site."""
         if request.method not in READING:
-            what, said = request.url.path[:200], f"refused: {refusal.says}"
-            await actions.note(who(request), request.method, None, {"path": what}, said)
+            what = {"path": request.url.path}
+            await actions.refused(who(request), request.method[:20], None, what, refusal.says)
         if _is_api(request):
             return api.refused(Refused(refusal.says, hint=refusal.hint), refusal.status)
         text = f"{refusal.says}\n{refusal.hint}".strip() + "\n"

@@ -1,16 +1,18 @@
-"""Targets asked for their ledgers, each with a deadline: a server may be away or hang."""
+"""Targets asked with a deadline, for their ledgers or for a plan: a server may be away or hang."""
 
 from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
-from onceflow.errors import OnceflowError
+from onceflow.errors import OnceflowError, ServerSilent
 from onceflow.home import JobFolder, Query
 from onceflow.runtime.ledgers import ledger_of
 
 Row = dict[str, Any]
+T = TypeVar("T")
 
 _AT_ONCE = 8  # look-ups of this process, those included that nobody waits for any more
 _free = threading.BoundedSemaphore(_AT_ONCE)
@@ -69,3 +71,41 @@ def asked(folder: JobFolder, deadline: float) -> list[Row]:
         for name, target in ((log.leader or {}).get("outputs") or {}).items():
             looking.append(_LookUp(query, name, target, decided))
     return [one.wait(until, deadline) if isinstance(one, _LookUp) else one for one in looking]
+
+
+class Asking:
+    """Work that waits for targets, by threads that may outlive whoever waits for them: so many at
+    once, those included that nobody waits for any more."""
+
+    def __init__(self, at_once: int) -> None:
+        self._free = threading.BoundedSemaphore(at_once)
+
+    def within(self, seconds: float, work: Callable[[], T]) -> T:
+        """What it returns or raises. `ServerSilent`: it has not ended in time."""
+        if not self._free.acquire(blocking=False):
+            raise ServerSilent(
+                "not asked: other targets are asked already and do not answer",
+                hint="try again when they do",
+            )
+        ended: list[tuple[T | None, BaseException | None]] = []
+        done = threading.Event()
+
+        def run() -> None:
+            try:
+                ended.append((work(), None))
+            except BaseException as error:
+                ended.append((None, error))
+            finally:
+                self._free.release()
+                done.set()
+
+        threading.Thread(target=run, name="onceflow asks", daemon=True).start()
+        if not done.wait(seconds):
+            raise ServerSilent(
+                f"a target has not answered within {seconds:g} s",
+                hint="see whether its server runs: the ledgers of the job say which it is",
+            )
+        value, error = ended[0]
+        if error is not None:
+            raise error
+        return cast(T, value)

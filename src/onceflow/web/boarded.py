@@ -18,9 +18,10 @@ def shown(board: Row) -> Row:
     marks = board.get("marks") or []
     board = {**board, "samples": thinned(board.get("samples") or [], charts.POINTS)}
     last: Row = board.get("last") or {}
-    unit: Row = board.get("unit") or {}
+    unit: Row = board["unit"] if isinstance(board.get("unit"), dict) else {}
     currency = str(unit.get("spend") or "units")
-    campaigns = [one for one in last.get("campaigns") or () if isinstance(one, dict)]
+    listed = last["campaigns"] if isinstance(last.get("campaigns"), list) else []
+    campaigns = [one for one in listed if isinstance(one, dict)]
     return {
         "charts": [
             _chart("Clicks", "clicks", str(unit.get("clicks") or "clicks"), 1, board),

@@ -71,7 +71,7 @@ class FollowedBoard:
         }
 
     def _take(self, row: Row) -> None:
-        if "mark" in row:
+        if isinstance(row.get("mark"), str):
             self._marks.append(row)
         elif isinstance(row.get("totals"), dict):
             self._last = row

@@ -6,6 +6,7 @@ that it keeps its size on a phone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ POINTS = 240  # of a line, at most
 _LABEL = 0.1  # of the width that the words of a mark take
 _MARKS = 20  # between epochs
 _STEPS = tuple(words.STEPS)
+_SMALLEST, _LARGEST = 1e-9, 1e300  # values that a scale is made for
 _CAP = 2.5  # an epoch that took so many times as long as most is cut off, and says so
 
 
@@ -215,7 +217,7 @@ def chart(lines: Sequence[Line], marks: Sequence[Row], says: str) -> Chart | Non
         )
     for line in lines:
         path = " ".join(
-            f"{x(t):.1f},{100 - 100 * value / most:.2f}" for t, value in _thin(line.points)
+            f"{x(t):.1f},{100 - 100 * (value / most):.2f}" for t, value in _thin(line.points)
         )
         shapes.append(f'<polyline class="line l-{line.kind}" points="{path}"/>')
     return Chart(
@@ -239,9 +241,9 @@ def _thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def nice(value: float) -> float:
-    """The next of 1, 2, 2.5, 5 times a power of ten."""
-    if value <= 0:
-        return 1.0
+    """The next of 1, 2, 2.5, 5 times a power of ten; of what no scale is for, 1 or the value."""
+    if not _SMALLEST < value < _LARGEST:
+        return value if _LARGEST <= value < math.inf else 1.0
     power = 1.0
     while power * 10 <= value:
         power *= 10

@@ -2,12 +2,16 @@
 
 A file that changed less than a moment before we looked at it is read once more: two changes within
 one tick of the file system's clock have the same time.
+
+A number that is not finite, or that no float can hold, is read as null: nobody can draw it, and it
+is not JSON.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -91,16 +95,16 @@ class Lines:
         whole = data.rfind(b"\n") + 1
         self._offset += whole
         for row in parse_lines(data[:whole].splitlines()):
-            with contextlib.suppress(KeyError, TypeError, ValueError):  # a line of another shape
-                self._take(row)
+            with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
+                self._take(row)  # unless it is of another shape
 
 
 def parse_lines(lines: Iterable[bytes]) -> Iterable[Row]:
     """Those that are objects; a line that a crash cut through is not."""
     for line in lines:
         try:
-            row = json.loads(line)
-        except ValueError:
+            row = _parsed(line)
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
             yield row
@@ -109,7 +113,21 @@ def parse_lines(lines: Iterable[bytes]) -> Iterable[Row]:
 def read_json(path: Path) -> Row | None:
     """None: it is not there, or not readable, or being written."""
     try:
-        body = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        body = _parsed(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
         return None
     return body if isinstance(body, dict) else None
+
+
+def _parsed(data: bytes) -> Any:
+    return json.loads(data, parse_constant=_finite, parse_float=_finite, parse_int=_whole)
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _whole(text: str) -> int | None:
+    """One of up to 18 digits is the most usual, and needs no second look."""
+    return int(text) if len(text) < 19 or _finite(text) is not None else None

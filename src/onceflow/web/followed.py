@@ -12,6 +12,7 @@ from onceflow.home import Query
 from onceflow.runtime.status import held
 from onceflow.storage import unseal
 from onceflow.web.files import Changes, Lines, Row
+from onceflow.web.progress import numbers
 from onceflow.web.times import Published, percentiles, seconds
 
 KEPT = 400  # epochs
@@ -128,7 +129,9 @@ class FollowedQuery:
 
     def _take_time(self, line: Row) -> None:
         if isinstance(line.get("epoch"), int):
-            self._times.setdefault(line["epoch"], {}).update(line)
+            known = numbers(line) | {"ms": numbers(line["ms"])} if "ms" in line else numbers(line)
+            at = {"at": line["at"]} if isinstance(line.get("at"), str) else {}
+            self._times.setdefault(line["epoch"], {}).update(known | at)
             while len(self._times) > KEPT:
                 del self._times[next(iter(self._times))]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
+from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -13,7 +15,6 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from onceflow.errors import OnceflowError
-from onceflow.names import check_name
 from onceflow.web import api, plans
 from onceflow.web.access import Access, Refusal
 from onceflow.web.actions import Actions, Busy, Taking, savepoint_name
@@ -55,12 +56,14 @@ class Forms:
         return await self._views.page(request, "access.html", next=next_, refusal=None)
 
     async def unlock(self, request: Request) -> Response:
-        form = await _form(request)
+        async with self._noting(request, "unlock"):
+            form = await _form(request)
         next_ = _ours(form.get("next"))
         refusal = await self._refuse_token(request, form.get("token", "").strip())
-        outcome = "done" if refusal is None else f"refused: {refusal.says}"
-        await self._actions.note(who(request), "unlock", None, None, outcome)
-        if refusal is not None:
+        if refusal is None:
+            await self._actions.note(who(request), "unlock", None, None, "done")
+        else:
+            await self._actions.refused(who(request), "unlock", None, None, refusal.says)
             answer = await self._views.page(
                 request, "access.html", status=refusal.status, next=next_, refusal=refusal
             )
@@ -73,7 +76,8 @@ class Forms:
         return answer
 
     async def leave(self, request: Request) -> Response:
-        form = await _form(request)
+        async with self._noting(request, "lock"):
+            form = await _form(request)
         refusal = self._access.refuse_form(
             self._access.session(cookie(request)), form.get("csrf", "")
         )
@@ -94,11 +98,12 @@ class Forms:
 
     async def savepoint(self, request: Request) -> Response:
         """By a form. It goes on in the background; the view shows how."""
-        job, form = check_name("job", request.path_params["job"]), await _form(request)
+        async with self._noting(request, "savepoint"):
+            job, form = _job(request), await _form(request)
+            name = savepoint_name(form.get("name"))
         refusal = self._access.refuse_form(
             self._access.session(cookie(request)), form.get("csrf", "")
         )
-        name = savepoint_name(form.get("name"))
         if refusal is not None:
             await self._note_refused(request, job, name, refusal)
             return await self._refused(request, refusal)
@@ -112,8 +117,9 @@ class Forms:
 
     async def api_savepoint(self, request: Request) -> Response:
         """By a program, which waits for it."""
-        job = check_name("job", request.path_params["job"])
-        name = savepoint_name((await _body(request)).get("name"))
+        async with self._noting(request, "savepoint"):
+            job, body = _job(request), await _body(request)
+            name = savepoint_name(body.get("name"))
         refusal = await self._refuse_api(request)
         if refusal is not None:
             await self._note_refused(request, job, name, refusal)
@@ -137,11 +143,12 @@ class Forms:
         return await self._refuse_token(request, token or "")
 
     async def api_plan(self, request: Request) -> Response:
-        job = check_name("job", request.path_params["job"])
+        job = _job(request)
         asked = {key: request.query_params.get(key, "").strip() for key in ("restore", "rollback")}
         published = request.query_params.get("published", "rewind")
-        found = await self._watch.in_thread(
-            lambda: plans.plan(self._watch.home, job, **asked, published=published), asks=True
+        found = await self._watch.plan(
+            (job, *asked.values(), published),
+            lambda: plans.plan(self._watch.home, job, **asked, published=published),
         )
         return JSONResponse(found)
 
@@ -150,13 +157,26 @@ class Forms:
     async def _note_refused(
         self, request: Request, job: str, name: str | None, refusal: Refusal
     ) -> None:
-        arguments = {"name": None if name is None else name[:100]}
-        said = f"refused: {refusal.says}"
-        await self._actions.note(who(request), "savepoint", job, arguments, said)
+        arguments = {"name": name}
+        await self._actions.refused(who(request), "savepoint", job, arguments, refusal.says)
+
+    @contextlib.asynccontextmanager
+    async def _noting(self, request: Request, action: str) -> AsyncIterator[None]:
+        """What cannot be read is refused, and written down as such."""
+        try:
+            yield
+        except api.BadRequest as error:
+            job = request.path_params.get("job", "")[:100] or None
+            await self._actions.refused(who(request), action, job, None, error.message)
+            raise
 
     async def _refused(self, request: Request, refusal: Refusal) -> Response:
         answer = await self._views.problem(request, refusal.status, refusal.says, refusal.hint)
         return _later(answer, refusal)
+
+
+def _job(request: Request) -> str:
+    return api.checked("job", request.path_params["job"])
 
 
 def _later(answer: Response, refusal: Refusal) -> Response:

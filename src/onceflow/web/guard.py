@@ -3,7 +3,8 @@
 1. **Host**: a name that is not the page's own is refused, so that a name which an attacker points
    at this machine (DNS rebinding) reads nothing. An address cannot be pointed elsewhere.
 2. **Cross-site**: whatever is not a GET or HEAD must come from a page of ours, if a browser sends
-   it. There is no CORS, so no other site reads an answer.
+   it. There is no CORS, so no other site reads an answer; what asks targets is not even asked for
+   another site, unless a person follows a link.
 3. **Sizes**: of the address, of the headers (the server's own limit), of the body.
 4. **Headers** of every answer: nothing but our own scripts and styles, no frame around us.
 """
@@ -15,12 +16,11 @@ import ipaddress
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from onceflow.web.access import Refusal
@@ -32,6 +32,7 @@ LARGEST_HEAD = 16 * 1024
 LONGEST_URL = 2048
 _BODY_SECONDS = 10.0
 READING = {"GET", "HEAD"}
+_ASKS = re.compile(r"(/api)?/jobs/[^/]*/(ledgers|plan)")  # the targets of a job
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]{1,253})(:\d{1,5})?")
 
 CSP = (
@@ -85,11 +86,14 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def refuse_cross_site(method: str, headers: Headers) -> Refusal | None:
+def refuse_cross_site(method: str, path: str, headers: Headers) -> Refusal | None:
     """A browser says where a request comes from; what is no browser has no session to abuse."""
-    if method in READING:
-        return None
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+    if method in READING:
+        ours = site in (None, "same-origin", "none")
+        if ours or headers.get("sec-fetch-mode") == "navigate" or not _ASKS.fullmatch(path):
+            return None
+        return Refusal(403, "requests from other sites are refused")
     if origin is not None:
         try:
             same = urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
@@ -133,22 +137,31 @@ class Guard:
                     headers.setdefault(name, value)
             await send(message)
 
+        try:
+            await self._answer(scope, receive, send_guarded)
+        except Exception as error:  # the edge
+            _log.exception("%s %r failed", scope["method"], scope["path"][:200])
+            if not started:
+                response = await self._words(Request(scope), error)
+                await response(scope, receive, send_guarded)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         found: Refusal | bytes | None = self._refuse(scope)
         if found is None and scope["method"] not in READING:
             found = await _body(Headers(scope=scope), receive)
         if isinstance(found, Refusal):
             response = await self._refused(Request(scope), found)
             response.headers["Connection"] = "close"
-            await response(scope, receive, send_guarded)
+            await response(scope, receive, send)
             return
+        await self._app(scope, receive if found is None else _replay(found, receive), send)
+
+    async def _words(self, request: Request, error: Exception) -> Response:
         try:
-            body = receive if found is None else _replay(found, receive)
-            await self._app(scope, body, send_guarded)
-        except Exception as error:  # the edge
-            _log.exception("%s %r failed", scope["method"], scope["path"][:200])
-            if not started:
-                response = await self._failed(Request(scope), error)
-                await response(scope, receive, send_guarded)
+            return await self._failed(request, error)
+        except Exception:  # the edge of the edge: the words could not be made either
+            _log.exception("no words for it")
+            return PlainTextResponse("this could not be answered\n", 500)
 
     def _refuse(self, scope: Scope) -> Refusal | None:
         headers = Headers(scope=scope)
@@ -157,7 +170,9 @@ class Guard:
             return Refusal(414, "that address is too long")
         if sum(len(name) + len(value) for name, value in headers.raw) > LARGEST_HEAD:
             return Refusal(431, "the head of that request is too large")
-        return self._hosts.refuse(headers) or refuse_cross_site(scope["method"], headers)
+        return self._hosts.refuse(headers) or refuse_cross_site(
+            scope["method"], scope["path"], headers
+        )
 
 
 async def _body(headers: Headers, receive: Receive) -> bytes | Refusal:
@@ -214,9 +229,8 @@ def cookie_name(request: Request) -> str:
 
 
 def cookie(request: Request) -> str | None:
-    try:
-        jar = SimpleCookie(request.headers.get("cookie", ""))
-    except CookieError:
-        return None
-    found = jar.get(cookie_name(request))
-    return None if found is None else found.value
+    """That of our session. Other applications of this machine have cookies here too, of any
+    shape: they are passed over, one by one."""
+    name = cookie_name(request)
+    pairs = (part.strip().partition("=") for part in request.headers.get("cookie", "").split(";"))
+    return next((value for key, _, value in pairs if key == name), None)

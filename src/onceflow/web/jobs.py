@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from onceflow.errors import JobError, OnceflowError
+from onceflow.errors import JobError, OnceflowError, SetupError
 from onceflow.home import JobFolder
 from onceflow.names import NAME, check_name
 from onceflow.runtime.journal import EVENTS, PROGRESS
 from onceflow.runtime.lease import Holder, Lease
 from onceflow.runtime.stopping import waiting
 from onceflow.snapshots.savepoints import Savepoints
+from onceflow.units import age
 from onceflow.web.files import Changes, Document, Lines, Row, signature
 from onceflow.web.followed import FollowedQuery
 from onceflow.web.guarantees import guarantee_of
 from onceflow.web.places import kind_of, links, place_of
+from onceflow.web.progress import of_queries
 from onceflow.web.story import Story
 from onceflow.web.times import ago, iso, rate, seconds, sparkline
 
@@ -112,16 +113,29 @@ class FollowedJob:
 
     def progress(self) -> dict[str, Row]:
         """Query -> what the driver said of it last, also if that was long ago."""
-        queries = (self._progress.body or {}).get("queries")
-        told = queries if isinstance(queries, list) else []
-        return {str(q["query"]): q for q in told if isinstance(q, dict) and "query" in q}
+        return of_queries(self._progress.body)
+
+    def heard(self) -> str | None:
+        """When a driver said something last, this one or one before."""
+        at = (self._progress.body or {}).get("at")
+        return at if seconds(at) is not None else None
 
     def fresh(self) -> bool:
-        """Does it still count?"""
-        body = self._progress.body or {}
-        age = ago(body.get("at"))
-        ours = self._holder is not None and body.get("pid") == self._holder.pid
-        return self._alive and ours and age is not None and age < _FRESH
+        """Does what was said last still count?"""
+        age = ago(self.heard())
+        return self._alive and self._ours() and age is not None and age < _FRESH
+
+    def _ours(self) -> bool:
+        """Is it of the driver that leads?"""
+        told_by = (self._progress.body or {}).get("pid")
+        return self._holder is not None and told_by == self._holder.pid
+
+    def _leads(self, holder: Holder) -> str:
+        """It may hang: whether it does, only its silence says."""
+        silent = ago(self.heard() if self._ours() else holder.since)
+        quiet = silent is not None and silent >= _FRESH
+        but = f", but has said nothing for {age(silent)}" if quiet and silent else ""
+        return f"process {holder.pid} on {holder.host} leads it{but}"
 
     def _says(self, state: str) -> str:
         holder = self._holder
@@ -129,7 +143,7 @@ class FollowedJob:
             case "damaged":
                 return "a file of it cannot be read"
             case "running" if holder is not None:
-                return f"process {holder.pid} on {holder.host} leads it"
+                return self._leads(holder)
             case "restarting":
                 return f"waits to be started again: {self.story.error}"
             case "starting":
@@ -141,12 +155,12 @@ class FollowedJob:
     def summary(self, now: float | None = None) -> Row:
         now = now or time.time()
         state, holder, queries = self.state, self._holder, self.queries.values()
-        told = self.progress() if self.fresh() else {}
+        progress = self.progress() if self.fresh() else {}
         decided = [q.last for q in queries if q.last is not None]
         newest = max((entry["at"] for entry in decided), default=None)
-        if told and any(q.get("published_s_ago") is not None for q in told.values()):
+        if any(q.get("published_s_ago") is not None for q in progress.values()):
             body = self._progress.body or {}
-            since = min(q.get("published_s_ago") or 1e9 for q in told.values())
+            since = min(q.get("published_s_ago") or 1e9 for q in progress.values())
             newest = iso((seconds(body.get("at")) or now) - since)
         outputs = {
             f"{q.name}/{name}": target.get("guarantee")
@@ -154,8 +168,8 @@ class FollowedJob:
             for name, target in q.outputs.items()
         }
         guarantee, guarantee_says = guarantee_of(outputs)
-        lags = [q["lag_s"] for q in told.values() if q.get("lag_s") is not None]
-        rates_in = [self._rate_in(q, told, now) for q in queries]
+        lags = [q["lag_s"] for q in progress.values() if q.get("lag_s") is not None]
+        rates_in = [self._rate_in(q, progress, now) for q in queries]
         return {
             "job": self.name,
             "state": state,
@@ -179,8 +193,8 @@ class FollowedJob:
         }
 
     @staticmethod
-    def _rate_in(query: FollowedQuery, told: dict[str, Row], now: float) -> float:
-        found = told.get(query.name, {}).get("rows_in_per_s")
+    def _rate_in(query: FollowedQuery, progress: dict[str, Row], now: float) -> float:
+        found = progress.get(query.name, {}).get("rows_in_per_s")
         return float(found) if found is not None else rate(query.rows_in(), now)
 
     def details(self, others: list[FollowedJob], now: float | None = None) -> Row:
@@ -257,7 +271,11 @@ class FollowedJob:
     def _marks(self) -> list[Row]:
         # A savepoint is one when its manifest is there, which the folder above does not show.
         savepoints = Savepoints(self.folder)
-        there = [(name, signature(savepoints.manifest(name))[0]) for name in savepoints.names()]
+        try:
+            names = savepoints.names()
+        except OSError:  # `error` says that the folder cannot be looked into
+            names = []
+        there = [(name, signature(savepoints.manifest(name))[0]) for name in names]
         if there != self._savepoints_seen:
             self._savepoints_seen = there
             self._savepoints = [
@@ -280,6 +298,7 @@ class FollowedHome:
         self._jobs: dict[str, FollowedJob] = {}
 
     def read(self) -> None:
+        """`SetupError`: the home is there and cannot be listed."""
         there = dict(self._folders())
         for name in self._jobs.keys() - there.keys():
             del self._jobs[name]
@@ -289,20 +308,29 @@ class FollowedHome:
             self._jobs[name].read()
 
     def _folders(self) -> Iterator[tuple[str, JobFolder]]:
-        """Also a job that starts for the first time, and has nothing but a journal yet."""
-        with contextlib.suppress(OSError):
-            for entry in sorted(os.listdir(self.home)):
-                folder = self.home / entry
-                if NAME.fullmatch(entry) and any(
-                    (folder / file).is_file() for file in ("job.json", EVENTS)
-                ):
-                    yield entry, JobFolder(self.home, entry)
+        """Also a job that starts for the first time, and has nothing but a journal yet; and a
+        folder that cannot be looked into: it may be one."""
+        try:
+            entries = sorted(os.listdir(self.home))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise SetupError(
+                f"the home {self.home} cannot be listed: {error.strerror}",
+                hint="let the user of the page read it, or name another --home",
+            ) from error
+        for entry in filter(NAME.fullmatch, entries):
+            if _is_job(self.home / entry):
+                yield entry, JobFolder(self.home, entry)
 
     @property
     def jobs(self) -> list[FollowedJob]:
         """Those that ran, or are about to; by name."""
         known = (self._jobs[name] for name in sorted(self._jobs))
         return [job for job in known if job.queries or job.state != "stopped" or job.story.last]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._jobs
 
     def job(self, name: str) -> FollowedJob:
         """`JobError` with those that there are."""
@@ -315,6 +343,13 @@ class FollowedHome:
                 hint=f"there are: {names}" if names else "run one: onceflow run JOB.py",
             )
         return found
+
+
+def _is_job(folder: Path) -> bool:
+    try:
+        return any((folder / file).is_file() for file in ("job.json", EVENTS))
+    except OSError:
+        return True
 
 
 def _time(milliseconds: Any) -> str:

@@ -39,6 +39,10 @@ METRICS = {
             "onceflow_restarts_total", "counter", _JOB,
             "Restarts in the journal of the job, after errors and kills.",
         ),
+        Metric(
+            "onceflow_heard_timestamp_seconds", "gauge", _JOB,
+            "When a driver of the job told last how it goes, in seconds since 1970.",
+        ),
         Metric("onceflow_epoch", "gauge", _QUERY, "The epoch that was decided last."),
         Metric(
             "onceflow_decided_timestamp_seconds", "gauge", _QUERY,
@@ -102,6 +106,8 @@ def _of_job(job: FollowedJob) -> Iterator[tuple[str, Sample]]:
     yield "onceflow_leader_term", ("", labels, job.term)
     yield "onceflow_damaged", ("", labels, int(job.error is not None))
     yield "onceflow_restarts_total", ("", labels, job.story.restarts)
+    if (heard := seconds(job.heard())) is not None:
+        yield "onceflow_heard_timestamp_seconds", ("", labels, heard)
     progress, fresh = job.progress(), job.fresh()
     for query in job.queries.values():
         for name, sample in _of_query(query, progress.get(query.name, {}), fresh):

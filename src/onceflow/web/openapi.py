@@ -198,9 +198,25 @@ _PATH = {
 _FAILURES = {
     "400": "a name or a number is none",
     "404": "it is not there",
+    "414": "the address is too long",
+    "421": "the page does not answer under that host",
+    "431": "the head is too large",
     "500": "a file is damaged",
-    "503": "a target is away",
+    "503": "a target is away, or does not answer in time",
 }
+_OF_TARGETS = {
+    "403": "a browser asks for another site",
+    "502": "a target is not what it should be",
+}
+_OF_ACTIONS = {
+    "401": "no token, or a wrong one",
+    "403": "from another site, or the page only reads",
+    "408": "the body did not come in time",
+    "409": "there is one of that name, or one is being taken",
+    "413": "the body is too large",
+    "429": "too many wrong tokens; Retry-After says for how many seconds nobody is heard",
+}
+_ASKS_TARGETS = ("/api/jobs/{job}/ledgers", "/api/jobs/{job}/plan")
 
 
 def _get(
@@ -213,9 +229,13 @@ def _get(
         "parameters": [*named, *query],
         "responses": {
             "200": {"description": says, "content": {kind: {"schema": answer}}},
-            **{code: _failure(why) for code, why in _FAILURES.items()},
+            **_failures(_OF_TARGETS if path in _ASKS_TARGETS else {}),
         },
     }
+
+
+def _failures(more: dict[str, str]) -> Schema:
+    return {code: _failure(why) for code, why in sorted({**_FAILURES, **more}.items())}
 
 
 def _failure(why: str) -> Schema:
@@ -251,7 +271,8 @@ def document() -> Schema:
     paths["/api/events"] = {"get": _get(
         "/api/events",
         "All jobs, or one, again when something changes: events `jobs` or `job`, whose data is "
-        "the answer of /api/jobs or /api/jobs/{job}",
+        "the answer of /api/jobs or /api/jobs/{job}. In between, `beat` says that it is still so, "
+        "and `stale` that it cannot be read, and why",
         _text(),
         kind="text/event-stream",
         query=(_parameter("job", "only this one", where="query"),),
@@ -281,10 +302,7 @@ def document() -> Schema:
                 "description": "the savepoint",
                 "content": {"application/json": {"schema": _ref("Savepoint")}},
             },
-            "401": _failure("no token, or a wrong one"),
-            "403": _failure("from another site, or the page only reads"),
-            "409": _failure("there is one of that name"),
-            **{code: _failure(why) for code, why in _FAILURES.items()},
+            **_failures(_OF_ACTIONS),
         },
     }  # fmt: skip
     return {

@@ -161,7 +161,8 @@ class Page:
 def _bind(host: str, port: int, *, free: bool) -> socket.socket:
     """A socket that listens there. `free`: on another port if that one is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
+    # Named, for asyncio sends without delay only where it sees that the protocol is TCP.
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD)
     if hasattr(socket, "TCP_USER_TIMEOUT"):

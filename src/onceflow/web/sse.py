@@ -4,6 +4,9 @@ A view is looked at once a second while somebody looks at it, and rendered once 
 A viewer gets what changed since what it got last. Nothing is queued: one that reads slowly finds
 the newest fragments when it comes back, however many it missed, so it costs no memory and slows
 nobody; one that takes nothing at all is cut off.
+
+A `beat` says that what a viewer has is what is. While a view cannot be made, a `stale` takes its
+place, which says since when and why, as HTML.
 """
 
 from __future__ import annotations
@@ -14,9 +17,11 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
+from markupsafe import escape
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from onceflow.errors import OnceflowError
 from onceflow.home import now
 
 Fragments = dict[str, str]  # the name of the event -> HTML
@@ -38,6 +43,7 @@ class _View:
     render: Render
     fragments: Fragments = field(default_factory=dict)
     version: int = 0
+    stale: str | None = None  # since when and why it cannot be made
     pokes: set[asyncio.Event] = field(default_factory=set)  # one for each viewer: there is news
     worker: asyncio.Task[None] | None = None
     _changed: dict[str, int] = field(default_factory=dict)  # fragment -> the version it is of
@@ -45,15 +51,14 @@ class _View:
 
     async def work(self) -> None:
         """Look at it again and again, until nobody else does."""
-        complained = False
         while True:
             try:
                 self._put(await self.render())
-                complained = False
-            except Exception:  # viewers keep what they have; the next look may do better
-                if not complained:
+            except Exception as error:  # viewers keep what they have; the next look may do better
+                if self.stale is None:
                     _log.exception("a live view could not be made")
-                complained = True
+                    self.stale = f"cannot be read since {now()[11:19]} UTC: {_why(error)}"
+                    self._poke()
             await asyncio.sleep(_EVERY)
 
     def _put(self, fragments: Fragments) -> None:
@@ -63,8 +68,13 @@ class _View:
             self.fragments = fragments
             self._changed.update(dict.fromkeys(different, self.version))
             self._made.clear()
-            for poke in self.pokes:
-                poke.set()
+        if different or self.stale is not None:
+            self.stale = None
+            self._poke()
+
+    def _poke(self) -> None:
+        for poke in self.pokes:
+            poke.set()
 
     def since(self, version: int) -> bytes:
         """What a viewer lacks that has got a version: made once for all who have got the same."""
@@ -144,18 +154,18 @@ class Stream(Response):
         try:
             with self._live.looking(self._name, self._render, poke) as view:
                 await give(b"retry: 2000\n\n")
-                seen = 0
+                seen, stale = 0, None
                 while not gone.done() and not self._live.closing:
                     poke.clear()
-                    if view.version > seen:
-                        news, seen = view.since(seen), view.version
-                        await give(news + message("beat", _clock()))
+                    if view.version > seen or view.stale != stale:
+                        news, seen, stale = view.since(seen), view.version, view.stale
+                        await give(news + _sign(stale))
                         continue
                     try:
                         async with asyncio.timeout(_BEAT_AFTER):
                             await poke.wait()
                     except TimeoutError:
-                        await give(message("beat", _clock()))
+                        await give(_sign(view.stale))
                 if not gone.done():
                     await give(b"", more=False)
         except TimeoutError:
@@ -175,6 +185,18 @@ def message(name: str, html: str) -> bytes:
     return f"event: {name}\n{lines}\n".encode()
 
 
-def _clock() -> str:
+def _sign(stale: str | None) -> bytes:
+    """A sign of life, or why there is none."""
+    if stale is not None:
+        return message("stale", str(escape(stale)))
     at = now()
-    return f'<time datetime="{at}">{at[11:19]} UTC</time>'
+    return message("beat", f'<time datetime="{at}">{at[11:19]} UTC</time>')
+
+
+def _why(error: Exception) -> str:
+    """In words that a person may see: of what is not expected, none."""
+    if isinstance(error, OnceflowError):
+        return error.message
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return "the log of the page says why"

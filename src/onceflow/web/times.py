@@ -10,6 +10,7 @@ from typing import Any
 
 BUCKETS, BUCKET = 60, 2.0  # of a sparkline; seconds
 _WINDOW = 10.0  # seconds over which rates are taken, at least
+_TICK = 0.001  # seconds: two epochs may have the same time
 _SPREAD = 10.0  # the rows of an epoch came within so many seconds before it, at most
 
 Published = tuple[float, int]  # when, how many rows
@@ -55,10 +56,10 @@ def sparkline(published: Iterable[Sequence[Published]], now: float) -> list[floa
     for one in published:
         before = -math.inf
         for at, rows in one:
-            first, before = max(before, at - _SPREAD), at
+            first, before = min(max(before, at - _SPREAD), at - _TICK), at
             if at < begin or not rows:
                 continue
-            share = rows / max(at - first, 0.001)
+            share = rows / (at - first)
             low = max(0, int((first - begin) / BUCKET))
             for bucket in range(low, min(BUCKETS - 1, int((at - begin) / BUCKET)) + 1):
                 left = begin + bucket * BUCKET

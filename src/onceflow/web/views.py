@@ -22,6 +22,7 @@ from onceflow.web.actions import Actions
 from onceflow.web.guard import cookie
 from onceflow.web.html import Static, templates
 from onceflow.web.sse import Fragments, Live, Stream
+from onceflow.web.tree import branches
 from onceflow.web.watch import Watch
 
 Row = dict[str, Any]
@@ -186,16 +187,15 @@ class Views:
             pass
         except OnceflowError as error:
             problem = str(error)
-        known = {told["lineage"] for told in tree}
         taking = self._actions.taken(name)
         return {
+            "announce": self._render("_said.html", text=taking[0].told if taking else ""),
             "taking": self._render("_taking.html", taking=taking),
             "tree": self._render(
                 "_tree.html",
                 name=name,
                 problem=problem,
-                tree=tree,
-                roots=[told for told in tree if told["parent"] not in known],
+                tree=branches(tree),
                 sizes={s["name"]: s.get("bytes") for s in listed["savepoints"]},
                 broken=[s for s in listed["savepoints"] if "error" in s],
             ),
@@ -215,8 +215,8 @@ class Views:
         asked = {key: request.query_params.get(key, "").strip() for key in ("restore", "rollback")}
         found, refused, hint = [], "", ""
         try:
-            found = await self._watch.in_thread(
-                lambda: plans.plans(self._home, name, **asked), asks=True
+            found = await self._watch.plan(
+                (name, *asked.values()), lambda: plans.plans(self._home, name, **asked)
             )
         except JobError as error:
             refused, hint = error.message, error.hint

@@ -2,7 +2,8 @@
 
 Nothing is read while nobody asks, and the jobs of a home at most once a second; what was read is
 kept as values and, for those who want JSON, as bytes. Files are read in threads, of which there are
-few, so that the loop that serves requests never waits for a disk or for a target.
+few, so that the loop that serves requests never waits for a disk or for a target. Ledgers and
+plans, which ask targets, have threads of their own each, and a deadline.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import anyio
 import anyio.to_thread
 
+from onceflow.errors import OnceflowError
 from onceflow.web import metrics, model
+from onceflow.web.asked import Asking
 from onceflow.web.boards import FollowedBoard
 from onceflow.web.jobs import FollowedHome
 
@@ -28,8 +31,9 @@ Row = dict[str, Any]
 T = TypeVar("T")
 
 EVERY = 1.0  # seconds
-_THREADS = 4
-_ASKING = 4  # threads that wait for targets
+_THREADS = {"files": 4, "ledgers": 4, "plans": 4}  # for each kind of work
+_PLAN_WITHIN = 10.0  # seconds in which the targets must have answered
+_PLAN_KEPT = 2.0
 _REMEMBERED = 64  # answers
 
 
@@ -47,8 +51,8 @@ class Watch:
         self._logs_lock = threading.Lock()
         self._look = _Look(self._jobs)
         self._answers: dict[Any, _Answer] = {}
-        self._threads: anyio.CapacityLimiter | None = None
-        self._asking: anyio.CapacityLimiter | None = None
+        self._threads: dict[str, anyio.CapacityLimiter] = {}
+        self._planning = Asking(2 * _THREADS["plans"])
 
     # ------------------------------------------------------------ jobs
 
@@ -74,6 +78,8 @@ class Watch:
             with self._lock:
                 if time.monotonic() - self._look.at >= self._every:
                     self._jobs.read()
+                    for gone in [job for job in list(self._logs) if job not in self._jobs]:
+                        self._logs.pop(gone, None)
                     self.reads += 1
                     self._look = _Look(self._jobs, time.monotonic())
                 return ask(self._look)
@@ -91,12 +97,30 @@ class Watch:
     async def ledgers(self, job: str) -> list[Row]:
         """Asks the targets, perhaps servers, which have a deadline."""
         ask = partial(model.ledgers, self.home, job)
-        return await self._kept(("ledgers", job), 2.0, ask, asks=True)
+        return await self._kept(("ledgers", job), 2.0, ask, by="ledgers")
+
+    async def plan(self, key: Any, make: Callable[[], T]) -> T:
+        """What `make` says, which asks the targets of a job: asked once for all who ask for the
+        same together, and for a while after. `ServerSilent`: they do not answer in time."""
+
+        def look() -> tuple[T | None, OnceflowError | None]:
+            try:
+                return self._planning.within(_PLAN_WITHIN, make), None
+            except OnceflowError as error:  # a refusal is an answer, and kept as one
+                return None, error
+
+        found, error = await self._kept(("plan", key), _PLAN_KEPT, look, by="plans")
+        if error is not None:
+            raise error
+        return cast(T, found)
 
     async def lineages(self, job: str) -> list[Row]:
         def read() -> list[Row]:
             with self._logs_lock:
-                return model.lineages(self.home, job, self._logs.setdefault(job, {}))
+                logs = self._logs.get(job, {})
+                found = model.lineages(self.home, job, logs)  # raises if there is none of that name
+                self._logs[job] = logs
+                return found
 
         return await self._kept(("lineages", job), 1.0, read)
 
@@ -113,7 +137,7 @@ class Watch:
     async def board(self, name: str) -> Row:
         def read() -> Row:
             with self._lock:
-                found = self._boards.get(name) or FollowedBoard(self.home, name)
+                found = self._boards.pop(name, None) or FollowedBoard(self.home, name)
                 told = found.read()  # raises if there is none: it is not kept then
                 self._boards[name] = found
                 return told
@@ -129,21 +153,19 @@ class Watch:
     # ------------------------------------------------------------ threads
 
     async def _kept(
-        self, key: Any, seconds: float, ask: Callable[[], T], *, asks: bool = False
+        self, key: Any, seconds: float, ask: Callable[[], T], *, by: str = "files"
     ) -> T:
         """The answer of somebody who asked just before, or that of one who asks right now."""
         if len(self._answers) > _REMEMBERED:
             self._answers.clear()
         answer = self._answers.setdefault(key, _Answer())
-        return await self.in_thread(lambda: answer.get(seconds, ask), asks=asks)
+        return await self.in_thread(lambda: answer.get(seconds, ask), by=by)
 
-    async def in_thread(self, work: Callable[[], T], *, asks: bool = False) -> T:
-        """Off the loop, by one of few threads; `asks`: by one that may wait for a target."""
-        if self._threads is None or self._asking is None:
-            self._threads = anyio.CapacityLimiter(_THREADS)
-            self._asking = anyio.CapacityLimiter(_ASKING)
-        limiter = self._asking if asks else self._threads
-        return await anyio.to_thread.run_sync(work, limiter=limiter)
+    async def in_thread(self, work: Callable[[], T], *, by: str = "files") -> T:
+        """Off the loop, by one of the few threads of a kind."""
+        if by not in self._threads:
+            self._threads[by] = anyio.CapacityLimiter(_THREADS[by])
+        return await anyio.to_thread.run_sync(work, limiter=self._threads[by])
 
 
 class _Look:

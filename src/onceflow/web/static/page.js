@@ -9,22 +9,23 @@
 
   // ---- live or not
   const live = by("live");
-  const tell = (on) => {
-    const now = on ? "on" : "off";
-    if (!live || live.dataset.live === now) return;
+  const tell = (now, says) => {
+    if (!live || live.textContent === says) return;
     live.dataset.live = now;
-    live.textContent = on ? "live" : "not live: reconnecting …";
+    live.textContent = says;
   };
-  const beat = () => {
+  const lost = () => tell("off", "not live: reconnecting …");
+  document.body.addEventListener("htmx:sseMessage", (event) => {
     heard = Date.now();
-    tell(true);
+    if (event.detail.type === "stale") tell("stale", `not live: ${by("stale").textContent}; as of`);
+    if (event.detail.type !== "beat") return;
+    tell("on", "live");
     const time = document.querySelector("[sse-swap=beat] time");
     if (time) ahead = Date.now() - Date.parse(time.dateTime);
-  };
-  document.body.addEventListener("htmx:sseMessage", beat);
+  });
   document.body.addEventListener("htmx:sseOpen", () => { heard = Date.now(); });
-  document.body.addEventListener("htmx:sseError", () => tell(false));
-  document.body.addEventListener("htmx:sseClose", () => tell(false));
+  document.body.addEventListener("htmx:sseError", lost);
+  document.body.addEventListener("htmx:sseClose", lost);
 
   // ---- so many seconds ago
   const age = (s) => {
@@ -37,7 +38,7 @@
       time.textContent = age((Date.now() - ahead - Date.parse(time.dateTime)) / 1000);
   };
   const tick = () => {
-    if (live && live.dataset.live === "on" && Date.now() - heard > QUIET) tell(false);
+    if (live && live.dataset.live === "on" && Date.now() - heard > QUIET) lost();
     count();
   };
   tick();
