@@ -103,7 +103,7 @@ def parse_lines(lines: Iterable[bytes]) -> Iterable[Row]:
     """Those that are objects; a line that a crash cut through is not."""
     for line in lines:
         try:
-            row = _parsed(line)
+            row = _DECODER.decode(str(line, "utf-8"))
         except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
@@ -113,14 +113,10 @@ def parse_lines(lines: Iterable[bytes]) -> Iterable[Row]:
 def read_json(path: Path) -> Row | None:
     """None: it is not there, or not readable, or being written."""
     try:
-        body = _parsed(path.read_bytes())
+        body = _DECODER.decode(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
     return body if isinstance(body, dict) else None
-
-
-def _parsed(data: bytes) -> Any:
-    return json.loads(data, parse_constant=_finite, parse_float=_finite, parse_int=_whole)
 
 
 def _finite(text: str) -> float | None:
@@ -131,3 +127,6 @@ def _finite(text: str) -> float | None:
 def _whole(text: str) -> int | None:
     """One of up to 18 digits is the most usual, and needs no second look."""
     return int(text) if len(text) < 19 or _finite(text) is not None else None
+
+
+_DECODER = json.JSONDecoder(parse_constant=_finite, parse_float=_finite, parse_int=_whole)
