@@ -1,0 +1,107 @@
+"""`onceflow verify` of jobs of a user's own, and a clean end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from verifying import ONCEFLOW, verify
+
+JOB = """
+from datetime import UTC, datetime, timedelta
+
+from pyspark.sql import functions as F
+
+from onceflow import Flow, job
+from onceflow.sinks import Files, Sqlite
+from onceflow.sources import Log
+
+
+def line(number, random):
+    at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=number)
+    return {"value": " ".join(random.choices("to be or not".split(), k=3)), "event_time": at}
+
+
+@job("words", every="0ms", keep_epochs=3, workload=line)
+def words(flow: Flow) -> None:
+    lines = flow.read("lines", Log("data/lines"))
+    words = lines.select("event_time", F.explode(F.split("value", " ")).alias("word"))
+    windows = (
+        words.withWatermark("event_time", "5 seconds")
+        .groupBy(F.window("event_time", "20 seconds"), "word").count()
+        .select(F.col("window.start").alias("begin"), "word", "count")
+    )
+    flow.write("windows", windows, to=Files("out/windows"))
+    sums = words.groupBy("word").count()
+    flow.write("sums", sums, to=Sqlite("out/sums.db", table="sums", key="word"), mode="update")
+"""
+
+
+@pytest.mark.kill
+@pytest.mark.timeout(900)
+def test_a_job_of_ones_own_against_its_undisturbed_run(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    kinds = ("--fault", "kill-driver", "--fault", "raise-point")
+    code, verdict, _ = verify("job.py", "--faults", "2", *kinds, cwd=tmp_path)
+    assert code == 0
+    assert verdict["struck"] == 2
+    left = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
+    assert left == {"job.py", ".onceflow"}, "it ran elsewhere"
+    assert [path.name for path in (tmp_path / ".onceflow").iterdir()] == ["_verify"]
+    (recorded,) = (tmp_path / ".onceflow" / "_verify").iterdir()
+    assert {path.name for path in recorded.iterdir()} == {
+        "events.jsonl", "result.json", "report.html",
+    }  # fmt: skip
+
+
+REFUSED = {
+    "no workload": ("workload=line", "workload=None", "names no workload"),
+    "a place of its own": ('Log("data/lines")', 'Log("/nowhere/lines")', "a folder of its own"),
+    "no log": (
+        'flow.read("lines", Log("data/lines"))',
+        'flow.read("lines", flow.spark.readStream.name("lines").format("rate").load())'
+        '.selectExpr("timestamp event_time", "string(value) value")',
+        "cannot be fed and replayed here",
+    ),
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("why", REFUSED)
+def test_a_job_that_cannot_be_verified_is_refused_with_the_reason(tmp_path: Path, why: str) -> None:
+    before, after, says = REFUSED[why]
+    assert before in JOB
+    (tmp_path / "job.py").write_text(JOB.replace(before, after))
+    code, verdict, events = verify("job.py", cwd=tmp_path)
+    assert (code, verdict) == (2, {})
+    assert says in events[-1]["message"]
+    assert events[-1]["hint"]
+
+
+@pytest.mark.kill
+@pytest.mark.timeout(300)
+def test_an_interrupted_run_leaves_nothing_running(tmp_path: Path) -> None:
+    run = subprocess.Popen(
+        [*ONCEFLOW, "--jobs", "echo", "--keep", "kept", "--json"], cwd=tmp_path,
+        stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert run.stdout is not None
+    with run.stdout:
+        for line in run.stdout:
+            if json.loads(line)["event"] == "fault":
+                run.send_signal(signal.SIGINT)
+                break
+        last = [json.loads(line) for line in run.stdout]
+    assert run.wait() == 130
+    assert last[-1]["verdict"] == "unknown"
+    assert not [pid for pid in Path("/proc").glob("[0-9]*") if str(tmp_path) in _command(pid)]
+
+
+def _command(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_text() + (process / "environ").read_text()
+    except OSError:
+        return ""
