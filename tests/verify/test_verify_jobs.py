@@ -85,7 +85,7 @@ def test_a_job_that_cannot_be_verified_is_refused_with_the_reason(tmp_path: Path
 @pytest.mark.timeout(300)
 def test_an_interrupted_run_leaves_nothing_running(tmp_path: Path) -> None:
     run = subprocess.Popen(
-        [*ONCEFLOW, "--jobs", "echo", "--keep", "kept", "--json"], cwd=tmp_path,
+        [*heeds_ctrl_c(), "--jobs", "echo", "--keep", "kept", "--json"], cwd=tmp_path,
         stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     assert run.stdout is not None
@@ -98,6 +98,13 @@ def test_an_interrupted_run_leaves_nothing_running(tmp_path: Path) -> None:
     assert run.wait() == 130
     assert last[-1]["verdict"] == "unknown"
     assert not [pid for pid in Path("/proc").glob("[0-9]*") if str(tmp_path) in _command(pid)]
+
+
+def heeds_ctrl_c() -> list[str]:
+    """The command, also where the tests run in the background of a shell, which ignores SIGINT."""
+    python, option, code, verify = ONCEFLOW
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    return [python, option, f"{heed}; {code}", verify]
 
 
 def _command(process: Path) -> str:

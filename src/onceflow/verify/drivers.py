@@ -24,7 +24,7 @@ from onceflow.session import AGEING
 Event = dict[str, Any]
 
 _START_WITHIN = 120.0  # seconds, for a JVM on a busy machine
-_GONE_WITHIN = 20.0
+_GONE_WITHIN = 20.0  # after it was killed
 
 
 def _imports(job: Path | None) -> dict[str, str]:
@@ -203,7 +203,15 @@ class Drivers:
                     os.waitpid(pid, os.WNOHANG)
 
     def close(self) -> None:
+        """When it returns, nothing of them runs: a JVM that was killed takes its time."""
         for driver in self._started:
             driver.end()
+        deadline = time.monotonic() + _GONE_WITHIN
+        while (left := self.left()) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+            self._reap()
         self._reap()
         shutil.rmtree(self.scratch, ignore_errors=True)

@@ -161,6 +161,7 @@ class Actions:
             with contextlib.suppress(NotNoted):  # it is done, or it failed: the line is lost
                 await self.note(who, "savepoint", taking.job, arguments, outcome)
             self._watch.forget()
+            taking.state = "done" if taking.made else "failed"  # who sees it sees the rest, too
         return taking
 
     def _create(self, taking: Taking) -> str:
@@ -179,14 +180,13 @@ class Actions:
         try:
             if taking.process.returncode == 0:
                 taking.made = json.loads(out)
-                taking.name, taking.state = str(taking.made["name"]), "done"
+                taking.name = str(taking.made["name"])
                 return f"done: savepoint {taking.name}"
             said = json.loads(err.splitlines()[-1])
             taking.error = Failed(said["message"], hint=said["hint"], kind=said["kind"])
         except (ValueError, KeyError, IndexError, TypeError):
             code = taking.process.returncode
             taking.error = Failed(f"the command ended with {code} and said nothing", kind="Ended")
-        taking.state = "failed"
         return f"failed: {taking.says}"
 
     async def close(self) -> None:

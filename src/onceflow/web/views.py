@@ -178,6 +178,11 @@ class Views:
 
     async def parts_lineages(self, name: str) -> Fragments:
         await self._watch.job(name)
+        taking = self._actions.taken(name)
+        taken = {  # before the tree is read: one that is said to be taken is in it
+            "announce": self._render("_said.html", text=taking[0].told if taking else ""),
+            "taking": self._render("_taking.html", taking=taking),
+        }
         tree: list[Row] = []
         listed: Row = {"savepoints": [], "retained": []}
         problem = None
@@ -187,10 +192,8 @@ class Views:
             pass
         except OnceflowError as error:
             problem = str(error)
-        taking = self._actions.taken(name)
         return {
-            "announce": self._render("_said.html", text=taking[0].told if taking else ""),
-            "taking": self._render("_taking.html", taking=taking),
+            **taken,
             "tree": self._render(
                 "_tree.html",
                 name=name,
