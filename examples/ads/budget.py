@@ -111,12 +111,13 @@ class Budget:
 
     def _refuse_others(self, file: Path) -> None:
         """Offsets are those of the logs or topics that were read, not of others in their place."""
+        found = self._panes.ids()
         with transaction(self._db):
             self._db.executemany(
-                "INSERT INTO read VALUES (?, ?) ON CONFLICT DO NOTHING", self._panes.ids().items()
+                "INSERT INTO read VALUES (?, ?) ON CONFLICT DO NOTHING", found.items()
             )
             known = dict(self._db.execute("SELECT place, id FROM read").fetchall())
-        for place, id in self._panes.ids().items():
+        for place, id in found.items():
             if known[place] != id:
                 raise JobError(
                     f"{place} is not the one that was charged from: its id is {id}, and was "
