@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from onceflow.epoch_log import Decision, EpochLog, OutputDecision
-from onceflow.home import JobFolder, now
-from onceflow.ledger import Committable, Position
-from onceflow.runtime.journal import Journal
-from onceflow.runtime.lease import Lease
-from onceflow.times import Times
+from onceflow.contract.ledger import Committable, Position
+from onceflow.protocol.epoch_log import Decision, EpochLog, OutputDecision
+from onceflow.protocol.home import JobFolder, now
+from onceflow.protocol.lease import Lease
+from onceflow.protocol.step_times import Times
+from onceflow.service.journal import Journal
 
 JOBS = {  # query -> outputs, as in examples/ads
     "aggregation": {"ads": ["counts", "events", "orders", "corrections", "late", "rejected"]},

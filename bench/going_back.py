@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from measure import progress, spread
 
 import onceflow
-from onceflow.home import JobFolder
+from onceflow.protocol.home import JobFolder
 from onceflow.sinks import Files
 from onceflow.snapshots.restore import Restore
 from onceflow.snapshots.savepoint import Savepoint

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from measure import progress, spread
 
 import onceflow
-from onceflow.ledger import Guarantee
-from onceflow.sinks.base import Sink
+from onceflow.contract.ledger import Guarantee
+from onceflow.contract.sink import Sink
 
 _EPOCHS = 50
 _WARM = 10  # of them, which do not count

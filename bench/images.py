@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from measure import alternate, ratio, spread
 
-from onceflow.committables import describe
-from onceflow.ledger import Committable, Position, Publication
-from onceflow.schema import parse_schema
+from onceflow.contract.ledger import Committable, Position, Publication
+from onceflow.contract.schema import parse_schema
+from onceflow.contract.sink import Sink
+from onceflow.contract.staged_files import describe
 from onceflow.sinks import Postgres, Sqlite
-from onceflow.sinks.base import Sink
 from onceflow.testing import servers
 
 _SCHEMA = parse_schema("id long, name string, kind string, ratio double, at timestamp")

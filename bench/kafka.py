@@ -36,7 +36,8 @@ from guarantees import guarantees
 from measure import alternate, peak_memory, progress, ratio, spread
 
 import onceflow
-from onceflow import jars, sinks, sources
+from onceflow import sinks, sources
+from onceflow.spark import jars
 from onceflow.testing.servers import Kafka
 
 _ALL = "throughput,latency,windows,memory,guarantees"

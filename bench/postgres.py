@@ -27,7 +27,8 @@ from measure import Side, alternate, peak_memory, progress, ratio, spread
 from psycopg.conninfo import conninfo_to_dict
 
 import onceflow
-from onceflow import jars, sinks
+from onceflow import sinks
+from onceflow.spark import jars
 from onceflow.testing.servers import Postgres
 
 _ALL = "append,upsert,memory,guarantees"

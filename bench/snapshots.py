@@ -32,8 +32,8 @@ from images import images
 from measure import progress, spread
 
 import onceflow
-from onceflow.epoch_log import Decision
-from onceflow.home import JobFolder, now
+from onceflow.protocol.epoch_log import Decision
+from onceflow.protocol.home import JobFolder, now
 from onceflow.sinks import Sqlite
 from onceflow.snapshots.savepoints import Savepoints
 

@@ -42,7 +42,7 @@ from state_sides import (
 )
 
 import onceflow
-from onceflow import jars
+from onceflow.spark import jars
 
 _ALL = "totals,slow,keys,touched,snapshot,kafka"
 _ROWS = 10_000_000

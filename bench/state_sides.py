@@ -27,8 +27,8 @@ import pyarrow.parquet as pq
 from measure import progress
 
 import onceflow
-from onceflow.home import JobFolder
-from onceflow.keyed import keyed
+from onceflow.protocol.home import JobFolder
+from onceflow.protocol.keyed_spec import keyed
 from onceflow.sinks import Files
 from onceflow.snapshots.savepoints import Savepoints
 from onceflow.state.process import KeyedProcess

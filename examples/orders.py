@@ -161,7 +161,7 @@ def difference(name: str, found: list[dict[str, Any]], sent: list[dict[str, Any]
 
 
 def main() -> int:
-    from onceflow import jars
+    from onceflow.spark import jars
     from onceflow.testing.servers import Kafka as Broker
     from onceflow.testing.servers import Postgres as Database
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
-from onceflow.committables import describe
-from onceflow.schema import arrow_schema
+from onceflow.contract.schema import arrow_schema
+from onceflow.contract.staged_files import describe
 from onceflow.sinks import Staged
 
 TIMES = ("date", "timestamp", "timestamp_ntz")

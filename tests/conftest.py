@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from onceflow.testing import faults
-from onceflow.verify.disk import mount
+from onceflow import faults
+from onceflow.harness.disk import mount
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

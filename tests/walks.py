@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from onceflow.contract.ledger import Ledger, Outcome, Publication
 from onceflow.errors import TargetBehind
-from onceflow.ledger import Ledger, Outcome, Publication
 from onceflow.testing.stand_in import StandIn
 
 Rows = list[Any]

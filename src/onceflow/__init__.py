@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-from onceflow.job import Job, job  # at once: the module has the name of the function
+from onceflow.jobs.job import Job, job  # at once: the module has the name of the function
 
 if TYPE_CHECKING:
-    from onceflow.flow import Flow
-    from onceflow.handle import Handle, start, write
-    from onceflow.session import get_session, profile
+    from onceflow.jobs.flow import Flow
+    from onceflow.jobs.handle import Handle, start, write
+    from onceflow.spark.session import get_session, profile
 
 __all__ = [
     "Flow",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from onceflow.ledger import Committable, Ledger, Outcome, Position, Publication, judge
-from onceflow.sinks.base import Sink, Staged
-from onceflow.sinks.files import Files
-from onceflow.sinks.kafka import Kafka
-from onceflow.sinks.log import Log
-from onceflow.sinks.postgres import Postgres
-from onceflow.sinks.sqlite import Sqlite
+from onceflow.contract.ledger import Committable, Ledger, Outcome, Position, Publication, judge
+from onceflow.contract.sink import Sink, Staged
+from onceflow.files.sink import Files
+from onceflow.kafka.sink import Kafka
+from onceflow.log.sink import Log
+from onceflow.postgres.sink import Postgres
+from onceflow.sqlite.sink import Sqlite
 
 __all__ = [
     "Committable",

@@ -1,8 +1,8 @@
 """Where rows come from."""
 
-from onceflow.sources.base import Source
-from onceflow.sources.files import Files
-from onceflow.sources.kafka import Kafka
-from onceflow.sources.log import Log
+from onceflow.contract.source import Source
+from onceflow.files.source import Files
+from onceflow.kafka.source import Kafka
+from onceflow.log.source import Log
 
 __all__ = ["Files", "Kafka", "Log", "Source"]

@@ -10,8 +10,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from ads.board import Board
 from ads.budget import Campaign
 
-from onceflow.verify.record import Record
-from onceflow.verify.result import CaseResult, Result
+from onceflow.harness.record import Record
+from onceflow.harness.result import CaseResult, Result
 
 CLICKS = (3, 5, 8)  # a second, by campaign
 NAMES = ("breakfast", "lunch", "dinner")

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import onceflow
-from onceflow import connector, jars
-from onceflow.session import AGEING
+from onceflow.spark import jars
+from onceflow.spark import packages as connector
+from onceflow.spark.session import AGEING
 from onceflow.testing.servers import Kafka, Postgres
 
 

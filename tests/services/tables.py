@@ -12,7 +12,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row
 
-from onceflow.schema import parse_schema
+from onceflow.contract.schema import parse_schema
 from onceflow.sinks import Postgres
 from onceflow.testing.servers import Postgres as Server
 from onceflow.testing.stand_in import StandIn, folder_values

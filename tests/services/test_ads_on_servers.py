@@ -26,7 +26,7 @@ from ads.truth import Truth
 from ads.world import REGIONS
 
 import onceflow
-from onceflow.testing import faults
+from onceflow import faults
 from onceflow.testing.servers import Kafka, Postgres
 
 pytestmark = pytest.mark.timeout(900)

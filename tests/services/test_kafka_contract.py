@@ -73,7 +73,7 @@ class TestKafkaTwoSlots(TestKafka):
 
     @pytest.fixture(autouse=True)
     def _by_driver(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("onceflow.sinks.kafka._session", lambda: None)
+        monkeypatch.setattr("onceflow.kafka.sink._session", lambda: None)
 
     def make_sink(self, folder: Path) -> Sink:
         return Everywhere(folder.name, servers=self.servers, slots=2, create={"partitions": 1})

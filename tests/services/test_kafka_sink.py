@@ -38,7 +38,10 @@ from topics import (
 )
 
 import onceflow
+from onceflow import faults
 from onceflow.cli import cli
+from onceflow.contract.ledger import Committable, Ledger, Outcome, Position, Publication
+from onceflow.contract.schema import arrow_schema, parse_schema
 from onceflow.errors import (
     BadRows,
     Fenced,
@@ -49,13 +52,10 @@ from onceflow.errors import (
     TargetBehind,
     TargetError,
 )
-from onceflow.ledger import Committable, Ledger, Outcome, Position, Publication
-from onceflow.schema import arrow_schema, parse_schema
+from onceflow.kafka.client import Cluster
+from onceflow.kafka.ledger import Record, transactional_id
+from onceflow.kafka.slot import Part, Slot, _ShutOut
 from onceflow.sinks import Files, Kafka, open_target
-from onceflow.sinks.kafka_client import Cluster
-from onceflow.sinks.kafka_ledger import Record, transactional_id
-from onceflow.sinks.kafka_slots import Part, Slot, _ShutOut
-from onceflow.testing import faults
 from onceflow.testing.processes import in_another_process, is_killed
 from onceflow.testing.servers import Kafka as Broker
 from onceflow.testing.servers import end_txn
@@ -121,7 +121,7 @@ def place(kafka: Broker, tmp_path: Path) -> Place:
 @pytest.fixture
 def by_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """All slots are published by this process, also where it has a Spark session."""
-    monkeypatch.setattr("onceflow.sinks.kafka._session", lambda: None)
+    monkeypatch.setattr("onceflow.kafka.sink._session", lambda: None)
 
 
 def rows(epoch: int, count: int = 3) -> list[dict[str, Any]]:

@@ -33,12 +33,11 @@ from pyspark.sql import functions as F
 from topics import make_topic
 
 import onceflow
-from onceflow import Flow, Handle, sinks
+from onceflow import Flow, Handle, faults, sinks
 from onceflow.errors import BadInput, JobError, OutOfRange, PlanChanged, ServerSilent
-from onceflow.home import JobFolder
+from onceflow.protocol.home import JobFolder
 from onceflow.sources import Kafka
-from onceflow.spark_inside import keep_quiet
-from onceflow.testing import faults
+from onceflow.spark.inside import keep_quiet
 from onceflow.testing.servers import Kafka as Servers
 
 ORDERS = "id long, item string"

@@ -10,9 +10,9 @@ import pytest
 import test_kafka_contract
 import test_postgres_contract
 
+from onceflow.harness import mutants
 from onceflow.testing import SinkContract
 from onceflow.testing.servers import Kafka, Postgres
-from onceflow.verify import mutants
 
 STORIES = {
     "another decision": SinkContract.test_another_decision_of_the_same_epoch_is_refused,

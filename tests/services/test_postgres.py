@@ -14,10 +14,10 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from tables import Place, row
 
+from onceflow import faults
+from onceflow.contract.ledger import Ledger, Outcome, Publication
 from onceflow.errors import Fenced, OnceflowError, PublishFailed, PublishUnknown
-from onceflow.ledger import Ledger, Outcome, Publication
 from onceflow.sinks import Postgres
-from onceflow.testing import faults
 from onceflow.testing.servers import Postgres as Server
 from onceflow.testing.servers import commit
 from onceflow.testing.stand_in import OUTPUT, StandIn
@@ -155,7 +155,7 @@ def test_a_paused_driver_that_holds_the_lock_is_ended_and_publishes_nothing(
 def test_a_lock_that_may_not_be_ended_is_named(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onceflow.sinks.postgres_server.LOCK_SECONDS", 0.3)
+    monkeypatch.setattr("onceflow.postgres.connection.LOCK_SECONDS", 0.3)
     older = place.driver(place.sink(), 1).open()
     older.run(0, [row(1)])
     sleeper = Sleeper(older, older.stage(1, [row(2)]), "postgres.begun")
@@ -176,7 +176,7 @@ def test_a_lock_that_may_not_be_ended_is_named(
 def test_a_lock_of_somebody_else_is_waited_for_and_then_named(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onceflow.sinks.postgres_server.LOCK_SECONDS", 0.3)
+    monkeypatch.setattr("onceflow.postgres.connection.LOCK_SECONDS", 0.3)
     driver = place.driver(place.sink()).open()
     driver.run(0, [row(1)])
     decided = driver.stage(1, [row(2)])
@@ -292,7 +292,7 @@ def test_a_server_that_is_down_is_tried_again_and_says_so(place: Place, restarte
 def test_a_server_that_answers_nothing_is_not_waited_for_for_ever(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onceflow.sinks.postgres_server._GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("onceflow.postgres.connection._GRACE_SECONDS", 0.2)
     driver = place.driver(place.sink(timeout=1)).open()
     decided = driver.stage(0, [row(1)])
     frozen: list[int] = []

@@ -12,6 +12,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from tables import Place, row
 
+from onceflow.contract.ledger import Outcome
 from onceflow.errors import (
     DiskFull,
     JobError,
@@ -20,7 +21,6 @@ from onceflow.errors import (
     TargetBehind,
     TargetError,
 )
-from onceflow.ledger import Outcome
 from onceflow.sinks import open_target
 from onceflow.testing.servers import Postgres as Server
 from onceflow.testing.stand_in import OUTPUT

@@ -17,11 +17,10 @@ from psycopg.conninfo import conninfo_to_dict
 from tables import Place
 
 import onceflow
-from onceflow import sources
+from onceflow import faults, sources
 from onceflow.cli.ledger import command as ledger_command
 from onceflow.errors import BadRows
 from onceflow.sinks import Postgres
-from onceflow.testing import faults
 from onceflow.testing.servers import Postgres as Server
 
 EPOCHS, ROWS = 3, 40

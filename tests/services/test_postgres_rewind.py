@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tables import COLUMNS, Place, row
 
+from onceflow.contract.ledger import Publication
 from onceflow.errors import JobError, TargetBehind, TargetError
-from onceflow.ledger import Publication
-from onceflow.sinks.postgres_before import images_of
+from onceflow.postgres.undo import images_of
 from onceflow.testing.servers import Postgres as Server
 from onceflow.testing.stand_in import StandIn
 from walks import Walk

@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from tables import Place
 
 import any_values
-from onceflow.committables import describe
+from onceflow.contract.ledger import Outcome
+from onceflow.contract.schema import arrow_schema, parse_schema
+from onceflow.contract.sink import Staged
+from onceflow.contract.staged_files import describe
 from onceflow.errors import BadRows, JobError
-from onceflow.ledger import Outcome
-from onceflow.schema import arrow_schema, parse_schema
-from onceflow.sinks.base import Staged
 from onceflow.testing.rows import awkward_rows
 from onceflow.testing.servers import Postgres as Server
 from onceflow.testing.under_test import same

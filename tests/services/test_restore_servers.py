@@ -19,13 +19,12 @@ from pyspark.sql import functions as F
 from topics import message_rows
 
 import onceflow
-from onceflow import Flow, job, sinks
+from onceflow import Flow, faults, job, sinks
 from onceflow.errors import JobError
-from onceflow.home import JobFolder
+from onceflow.protocol.home import JobFolder
 from onceflow.snapshots.restore import Restore
 from onceflow.snapshots.savepoint import Savepoint
 from onceflow.snapshots.savepoints import Savepoints
-from onceflow.testing import faults
 from onceflow.testing.processes import is_killed
 from onceflow.testing.servers import Kafka, Postgres
 

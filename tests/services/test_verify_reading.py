@@ -13,12 +13,12 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
+from onceflow.harness import server_targets
+from onceflow.harness.server_targets import LEDGER, left_open, read_server
+from onceflow.harness.targets import Away, Target
+from onceflow.harness.topic import TopicLog
+from onceflow.harness.workload import Workload, table
 from onceflow.testing.servers import Kafka, Postgres
-from onceflow.verify import server_targets
-from onceflow.verify.server_targets import LEDGER, left_open, read_server
-from onceflow.verify.targets import Away, Target
-from onceflow.verify.topic import TopicLog
-from onceflow.verify.workload import Workload, table
 
 _numbers = itertools.count()
 

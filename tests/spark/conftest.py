@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import onceflow
-from onceflow.session import AGEING
+from onceflow.spark.session import AGEING
 
 
 @pytest.fixture(scope="session")

@@ -15,9 +15,9 @@ from story import FILES, ROWS, Story
 from waiting import wait_for
 
 import onceflow
-from onceflow import epoch, sinks, sources
-from onceflow.committables import harden
-from onceflow.testing import faults
+from onceflow import faults, sinks, sources
+from onceflow.contract.staged_files import harden
+from onceflow.protocol import epoch
 
 
 def state(spark: Any, story: Story) -> dict[int, int]:

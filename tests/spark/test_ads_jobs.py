@@ -43,8 +43,8 @@ from ads.world import (
 )
 
 import onceflow
+from onceflow import faults
 from onceflow.log import EmbeddedLog
-from onceflow.testing import faults
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -13,10 +13,10 @@ import pytest
 from at_rest import wait_for_state_at_rest
 from story import FILES, Story, body
 
+from onceflow import faults
 from onceflow.errors import CheckpointRefused, Damaged, DiskFull, OnceflowError, TargetBehind
-from onceflow.home import JobFolder
-from onceflow.storage import seal
-from onceflow.testing import faults
+from onceflow.protocol.home import JobFolder
+from onceflow.store.posix import seal
 
 # ---------------------------------------------------------------- targets that were set back
 

@@ -37,10 +37,10 @@ from waiting import wait_for
 
 from onceflow.cli import cli
 from onceflow.cli.screen import live_lines
-from onceflow.runtime import driver
-from onceflow.runtime.lease import Lease, host_name
-from onceflow.runtime.progress import ProgressMeter, QueryProgress
-from onceflow.times import Sums
+from onceflow.protocol.lease import Lease, host_name
+from onceflow.protocol.step_times import Sums
+from onceflow.service import driver
+from onceflow.service.progress import ProgressMeter, QueryProgress
 
 HEAD = "from onceflow import job, sources\nfrom onceflow.sinks import Files\n"
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 from story import Poller, Story
 
-from onceflow.testing import faults
+from onceflow import faults
 
 SEED = int(os.environ.get("ONCEFLOW_TEST_SEED", "20261115"))
 SINKS = ("files", "sqlite", "both", "log", "all")

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from onceflow.digest import NAME, with_digest
+from onceflow.contract.digest import NAME, with_digest
 
 COLUMNS = {
     "long": "id",

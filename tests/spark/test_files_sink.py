@@ -20,13 +20,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import onceflow
-from onceflow import Flow, Handle, sources
-from onceflow.committables import NULL_FOLDER
+from onceflow import Flow, Handle, faults, sources
+from onceflow.contract.staged_files import NULL_FOLDER
 from onceflow.errors import BadRows, Damaged, JobError, TargetForeign
-from onceflow.home import JobFolder
+from onceflow.protocol.home import JobFolder
+from onceflow.protocol.staging import Stager
 from onceflow.sinks import Files
-from onceflow.staging import Stager
-from onceflow.testing import faults
 
 SCHEMA = "id long, land string"
 Row = tuple[Any, ...]

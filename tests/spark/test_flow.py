@@ -22,10 +22,9 @@ from pyspark.sql import functions as F
 from waiting import wait_for
 
 import onceflow
-from onceflow import Flow, Handle, Job, sinks, sources
+from onceflow import Flow, Handle, Job, faults, sinks, sources
 from onceflow.errors import BadRows, JobError, SchemaMismatch
-from onceflow.home import JobFolder
-from onceflow.testing import faults
+from onceflow.protocol.home import JobFolder
 
 SCHEMA = "id long, key string, at timestamp"
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -9,15 +9,14 @@ from pyspark.sql import SparkSession
 from test_restore import JOB, World
 
 import onceflow
-from onceflow import job
+from onceflow import faults, job
 from onceflow.errors import JobError
-from onceflow.home import JobFolder
+from onceflow.protocol.home import JobFolder
 from onceflow.sinks import Files
 from onceflow.snapshots.fork import Fork
-from onceflow.snapshots.history import History
+from onceflow.snapshots.published_history import History
 from onceflow.snapshots.savepoint import Savepoint
 from onceflow.snapshots.savepoints import Savepoints
-from onceflow.testing import faults
 from onceflow.testing.processes import is_killed
 
 ONLY = ("counts", "files")

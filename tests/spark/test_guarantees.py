@@ -11,11 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from story import FILES, Story
 
-from onceflow import Flow
+from onceflow import Flow, faults
+from onceflow.contract.ledger import Guarantee
 from onceflow.errors import JobError
-from onceflow.ledger import Guarantee
 from onceflow.sinks import Files
-from onceflow.testing import faults
 
 SINKS = ("files", "sqlite", "log")
 

@@ -22,14 +22,14 @@ from story import Row, read_files
 
 import onceflow
 from onceflow import Flow, job, sources
-from onceflow.epoch_log import Decision
+from onceflow.contract.schema import arrow_schema, parse_schema
 from onceflow.errors import BadRows, Damaged, JobError, ProcessFailed
-from onceflow.home import JobFolder, Query
-from onceflow.job import Job
-from onceflow.keyed import Keyed
-from onceflow.operators import manifest_of
-from onceflow.rerun import rerun
-from onceflow.schema import arrow_schema, parse_schema
+from onceflow.jobs.job import Job
+from onceflow.jobs.rerun import rerun
+from onceflow.protocol.epoch_log import Decision
+from onceflow.protocol.home import JobFolder, Query
+from onceflow.protocol.keyed_runner import manifest_of
+from onceflow.protocol.keyed_spec import Keyed
 from onceflow.sinks import Files, Sink
 from onceflow.state.process import KeyedProcess
 from onceflow.state.runs import StoreSchema

@@ -21,13 +21,12 @@ from pyspark.sql import functions as F
 from test_keyed import World, in_two_steps, two_step_truth
 from waiting import wait_for
 
-from onceflow import Flow
-from onceflow.keyed import Keyed
-from onceflow.operators import manifest_of
-from onceflow.session import AGEING, get_session
+from onceflow import Flow, faults
+from onceflow.protocol.keyed_runner import manifest_of
+from onceflow.protocol.keyed_spec import Keyed
+from onceflow.spark.session import AGEING, get_session
 from onceflow.state.process import KeyedProcess
 from onceflow.state.states import ReducingState
-from onceflow.testing import faults
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not find it
 

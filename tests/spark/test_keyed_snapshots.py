@@ -13,19 +13,19 @@ from pyspark.sql import SparkSession
 from story import Row
 from test_keyed import JOB, World
 
+from onceflow import faults
 from onceflow.errors import Damaged
-from onceflow.home import JobFolder
-from onceflow.lineage import Origin
-from onceflow.operators import manifest_of
+from onceflow.protocol.home import JobFolder
+from onceflow.protocol.keyed_runner import manifest_of
+from onceflow.protocol.lineage import Origin
 from onceflow.sinks import Files
-from onceflow.snapshots.arrive import Arrive
 from onceflow.snapshots.epochs import decisions, retained
 from onceflow.snapshots.fork import Fork
-from onceflow.snapshots.history import History
+from onceflow.snapshots.import_savepoint import Arrive
+from onceflow.snapshots.published_history import History
 from onceflow.snapshots.restore import Restore
 from onceflow.snapshots.savepoint import Savepoint
 from onceflow.snapshots.savepoints import Savepoints
-from onceflow.testing import faults
 
 
 class Snapped(World):

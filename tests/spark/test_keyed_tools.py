@@ -22,16 +22,15 @@ from story import Row
 from waiting import wait_for
 
 import onceflow
-from onceflow import Flow, job, sources
+from onceflow import Flow, faults, job, sources
 from onceflow.cli import cli
+from onceflow.contract.schema import arrow_schema, parse_schema
 from onceflow.errors import BadRows, Damaged, JobError, LeaseHeld, OnceflowError
-from onceflow.home import JobFolder
-from onceflow.job import Job
-from onceflow.schema import arrow_schema, parse_schema
+from onceflow.jobs.job import Job
+from onceflow.protocol.home import JobFolder
 from onceflow.sinks import Files
 from onceflow.state.process import KeyedProcess
 from onceflow.state.states import ListState, MapState, ReducingState, Timer, ValueState
-from onceflow.testing import faults
 from onceflow.testing.processes import is_killed
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not find it
@@ -271,7 +270,7 @@ def test_the_only_column_of_a_key_is_given_as_it_is(tmp_path: Path, spark: Spark
         '{"id": "7"}\n{"id": null}\n{"id": "null"}\n{"id": "7"}'
     )
     rows = spark.readStream.name("rows").schema("id string").json(str(tmp_path / "in"))
-    from onceflow.keyed import keyed
+    from onceflow.protocol.keyed_spec import keyed
 
     clicks = keyed(rows, by="id", process=Clicks)
     query = onceflow.write(clicks, "clicks", to=Files(tmp_path / "out"), home=tmp_path / "home")
@@ -486,7 +485,7 @@ def test_a_damaged_run_is_named_and_nothing_is_shown_or_left_of_it(world: World)
 def test_an_epoch_whose_files_went_while_they_were_read_is_not_retained(world: World) -> None:
     world.add(2)
     world.live(keep_epochs=2)
-    from onceflow.snapshots.state import states
+    from onceflow.snapshots.state_view import states
 
     (state,) = states(world.folder, query=None, epoch=0)
     (keyed,) = state.keyed

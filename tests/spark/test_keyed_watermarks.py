@@ -22,18 +22,18 @@ from test_keyed import JOB, World
 from waiting import wait_for
 
 import onceflow
-from onceflow import Flow, epoch_rows, job, sources
+from onceflow import Flow, faults, job, sources
 from onceflow.cli import cli
-from onceflow.home import JobFolder
-from onceflow.keyed import Keyed
 from onceflow.log import EmbeddedLog
+from onceflow.protocol import compute as epoch_rows
+from onceflow.protocol.home import JobFolder
+from onceflow.protocol.keyed_spec import Keyed
 from onceflow.sinks import Files
 from onceflow.state.arrays import TIMESTAMP
 from onceflow.state.joins import JoinLast
 from onceflow.state.process import KeyedProcess
 from onceflow.state.sessions import Sessions
 from onceflow.state.states import ReducingState, Timer
-from onceflow.testing import faults
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not find it
 

@@ -17,14 +17,13 @@ import pytest
 from waiting import wait_for
 
 import onceflow
-from onceflow import Flow, Handle, sinks
+from onceflow import Flow, Handle, faults, sinks
+from onceflow.contract.ledger import Position
 from onceflow.errors import Fenced, JobError, OutOfRange, SchemaMismatch
-from onceflow.ledger import Position
 from onceflow.log import EmbeddedLog
 from onceflow.log.readers import readers
 from onceflow.log.retention import take_back, trim
 from onceflow.sources import Log
-from onceflow.testing import faults
 
 ADS = "ad string, at timestamp, price long"
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)

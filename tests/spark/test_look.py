@@ -23,9 +23,9 @@ import onceflow as library
 from onceflow import Flow, sources
 from onceflow.cli import cli
 from onceflow.errors import JobError, OnceflowError
-from onceflow.home import JobFolder
+from onceflow.protocol.home import JobFolder
 from onceflow.sinks import Files
-from onceflow.snapshots.state import choose, states
+from onceflow.snapshots.state_view import choose, states
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_state_of_a_home_that_cannot_be_linked_from_is_read_too(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "link", refuse)
-        patched.setattr("onceflow.storage.os.link", refuse)
+        patched.setattr("onceflow.store.posix.os.link", refuse)
         assert state.rows(spark, store, key=None, limit=1000) == linked
     assert linked
 

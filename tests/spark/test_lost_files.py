@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from story import FILES, Poller, Story
 
-from onceflow.testing import faults
-from onceflow.verify.cluster import cluster
+from onceflow import faults
+from onceflow.harness.cluster import cluster
 
 QUERIES = ["stateless", "stateful"]
 

@@ -15,7 +15,7 @@ from test_restore import JOB, World
 from onceflow import job
 from onceflow.cli import cli
 from onceflow.errors import JobError
-from onceflow.rerun import rerun
+from onceflow.jobs.rerun import rerun
 
 ONLY = ("counts", "files", "windows")
 

@@ -23,20 +23,19 @@ from pyspark.sql import functions as F
 from waiting import wait_for
 
 import onceflow
-from onceflow import Flow, job, sources
-from onceflow.epoch import Again, Stopping
+from onceflow import Flow, faults, job, sources
 from onceflow.errors import CheckpointRefused, Fenced, JobError, LeaseHeld, RowsDiffer
-from onceflow.home import JobFolder
+from onceflow.faults.points import InjectedFault
+from onceflow.jobs.stop_request import Stopped, stop
 from onceflow.log import EmbeddedLog
-from onceflow.runtime.stopping import Stopped, stop
+from onceflow.protocol.epoch import Again, Stopping
+from onceflow.protocol.home import JobFolder
 from onceflow.sinks import Files, Log, Sink, Sqlite
-from onceflow.snapshots.arrive import Arrive
 from onceflow.snapshots.epochs import retained
+from onceflow.snapshots.import_savepoint import Arrive
 from onceflow.snapshots.restore import Restore
 from onceflow.snapshots.savepoint import Savepoint
 from onceflow.snapshots.savepoints import Savepoints
-from onceflow.testing import faults
-from onceflow.testing.faults import InjectedFault
 from onceflow.testing.processes import is_killed
 
 JOB = "shop"

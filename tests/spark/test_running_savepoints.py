@@ -18,14 +18,15 @@ from pyspark.sql import SparkSession
 from waiting import wait_for
 
 import onceflow
-from onceflow import Flow, session, sinks, sources
-from onceflow.home import JobFolder
+from onceflow import Flow, sinks, sources
 from onceflow.log import EmbeddedLog
 from onceflow.log.readers import readers
-from onceflow.snapshots.past import Past
+from onceflow.protocol.home import JobFolder
+from onceflow.protocol.retained_decisions import Past
 from onceflow.snapshots.restore import Restore
 from onceflow.snapshots.savepoint import Savepoint
 from onceflow.snapshots.savepoints import Savepoints
+from onceflow.spark import session
 
 _RETAIN = "spark.sql.streaming.minBatchesToRetain"
 KEYS = 7

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from onceflow.files.sink import published_files
 from onceflow.sinks import Files, Sink
-from onceflow.sinks.files import published_files
 from onceflow.testing import SinkContract
 
 

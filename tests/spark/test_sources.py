@@ -23,7 +23,7 @@ from waiting import wait_for
 import onceflow
 from onceflow import Flow, Handle, sinks
 from onceflow.errors import BadInput, CheckpointRefused, JobError
-from onceflow.home import JobFolder
+from onceflow.protocol.home import JobFolder
 from onceflow.sources import Files
 
 SCHEMA = "id long, name string"

@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql import functions as F
 from story import FILES, Story
 
-from onceflow import spark_inside
-from onceflow.epoch import Epochs
 from onceflow.errors import JobError, SetupError
+from onceflow.protocol.epoch import Epochs
+from onceflow.spark import inside as spark_inside
 
 
 def test_the_version_that_is_installed_is_one_that_it_knows(spark: Any) -> None:
@@ -76,7 +76,9 @@ def test_what_is_read_inside_an_epoch_is_what_spark_writes_afterwards(
         df, "probe", to=sinks.Files(tmp_path / "out"), home=tmp_path / "home", once=True
     ).awaitTermination()
     (folder,) = (tmp_path / "home").glob("probe/lineages/*/probe")
-    decisions = onceflow.home.JobFolder(tmp_path / "home", "probe").queries()[0].epoch_log().read()
+    decisions = (
+        onceflow.protocol.home.JobFolder(tmp_path / "home", "probe").queries()[0].epoch_log().read()
+    )
     assert len(decisions.decisions) >= 3
     for decision in decisions.decisions:
         version, text = (folder / "commits" / str(decision.epoch)).read_text().split("\n")

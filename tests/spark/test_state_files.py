@@ -16,15 +16,15 @@ from pyspark.sql import functions as F
 from waiting import wait_for
 
 import onceflow
-from onceflow.epoch_log import Decision
 from onceflow.errors import CheckpointRefused
-from onceflow.home import JobFolder, Query
+from onceflow.protocol.epoch_log import Decision
+from onceflow.protocol.home import JobFolder, Query
 from onceflow.sinks import Files
-from onceflow.snapshots.checkpoint import ReadCheckpoint
-from onceflow.snapshots.cuts import cut_of
-from onceflow.spark_inside import Checkpoint
-from onceflow.spark_inside.source_log import SourceLog
-from onceflow.spark_inside.state_files import stores_of
+from onceflow.snapshots.checkpoint_view import ReadCheckpoint
+from onceflow.snapshots.cut import cut_of
+from onceflow.spark.file_source_log import SourceLog
+from onceflow.spark.inside import Checkpoint
+from onceflow.spark.state_files import stores_of
 
 EPOCHS = 7
 _DELTAS = "spark.sql.streaming.stateStore.minDeltasForSnapshot"

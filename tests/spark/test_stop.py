@@ -14,11 +14,10 @@ from test_cli import story_file, write
 from waiting import wait_for
 
 import onceflow as library
-from onceflow import Flow, sources
-from onceflow.handle import Handle
-from onceflow.home import JobFolder
+from onceflow import Flow, faults, sources
+from onceflow.jobs.handle import Handle
+from onceflow.protocol.home import JobFolder
 from onceflow.sinks import Files
-from onceflow.testing import faults
 
 
 def stands(folder: JobFolder) -> dict[str, int]:

@@ -16,10 +16,10 @@ from story import Story
 from test_cli import story_file, write
 from waiting import wait_for
 
-from onceflow.home import JobFolder
-from onceflow.runtime import supervisor
-from onceflow.runtime.stopping import Stopped, stop
-from onceflow.runtime.supervisor import Supervisor
+from onceflow.jobs.stop_request import Stopped, stop
+from onceflow.protocol.home import JobFolder
+from onceflow.service import supervisor
+from onceflow.service.supervisor import Supervisor
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from story import Story
 
-from onceflow.testing import faults
+from onceflow import faults
 
 
 def test_a_life_without_faults(tmp_path: Path, spark: Any) -> None:

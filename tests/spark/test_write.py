@@ -21,10 +21,9 @@ from pyspark.sql.streaming import StreamingQuery
 from waiting import wait_for
 
 import onceflow
-from onceflow import Flow, sources
+from onceflow import Flow, faults, sources
 from onceflow.errors import CheckpointRefused, Damaged, JobError, LeaseHeld, OnceflowError
 from onceflow.sinks import Files, Sqlite
-from onceflow.testing import faults
 
 SCHEMA = "id long, key string"
 

@@ -12,8 +12,8 @@ import pytest
 from story import FILES, Driver, Poller, Story
 from waiting import wait_for
 
+from onceflow import faults
 from onceflow.errors import Fenced, OnceflowError
-from onceflow.testing import faults
 
 ALL = os.environ.get("ONCEFLOW_TEST_ALL") == "1"
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from saved import Saved
 
-from onceflow.epoch_log import OutputDecision
-from onceflow.ledger import Committable, Guarantee
-from onceflow.runtime.journal import Journal
-from onceflow.runtime.lease import Lease
-from onceflow.times import Times
+from onceflow.contract.ledger import Committable, Guarantee
+from onceflow.protocol.epoch_log import OutputDecision
+from onceflow.protocol.lease import Lease
+from onceflow.protocol.step_times import Times
+from onceflow.service.journal import Journal
 
 STEPS = ("epoch.checked", "epoch.staged", "epoch.hardened", "epoch.decided", "epoch.published",
          "epoch.swept")  # fmt: skip

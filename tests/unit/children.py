@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from onceflow.testing import faults
+from onceflow import faults
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # pandas: Arrow imports it, slowly, for the first table that is made of lists.

@@ -4,9 +4,9 @@ import os
 import pyarrow.parquet as pq
 from json_store import Store
 
+from onceflow.contract.ledger import staged_file_gone
+from onceflow.contract.schema import columns, leaf_types, refuse_difference
 from onceflow.errors import Fenced, JobError, TargetBehind
-from onceflow.ledger import staged_file_gone
-from onceflow.schema import columns, leaf_types, refuse_difference
 from onceflow.sinks import Ledger, Outcome, Position, Sink, judge
 
 

@@ -4,7 +4,7 @@ import json
 from contextlib import contextmanager
 from pathlib import Path
 
-from onceflow.storage import make_dirs, replace_file
+from onceflow.store.posix import make_dirs, replace_file
 
 
 class Store:

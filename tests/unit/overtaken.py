@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from onceflow.storage import LocalStore
+from onceflow.store.posix import LocalStore
 
 WHEN = ("before", "after", "after, and the answer is lost")
 

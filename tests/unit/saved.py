@@ -8,8 +8,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from onceflow.epoch_log import Decision, EpochLog
-from onceflow.home import JobFolder, Query, now
+from onceflow.protocol.epoch_log import Decision, EpochLog
+from onceflow.protocol.home import JobFolder, Query, now
 from onceflow.snapshots.savepoint import installed_spark
 
 SPARK = installed_spark() or "4.2.1"

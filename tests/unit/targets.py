@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from onceflow.committables import describe
+from onceflow.contract.staged_files import describe
+from onceflow.files.sink import published_files
 from onceflow.log import EmbeddedLog
 from onceflow.sinks import Files, Log, Position, Publication, Sink, Sqlite
-from onceflow.sinks.files import published_files
 
 LINEAGE = "0f8fad5b-d9cb-469f-a165-70867728950e"
 OUTPUT = "job/query/counts"

@@ -11,13 +11,8 @@ from typing import Any
 import pytest
 
 from onceflow.errors import CheckpointRefused, Fenced, PlanChanged
-from onceflow.spark_inside.checkpoint import (
-    Checkpoint,
-    advance_watermark,
-    offset_after,
-    parse_offsets,
-)
-from onceflow.spark_inside.source_log import SourceLog
+from onceflow.spark.checkpoint import Checkpoint, advance_watermark, offset_after, parse_offsets
+from onceflow.spark.file_source_log import SourceLog
 
 METADATA = (
     '{"batchWatermarkMs":5000,"batchTimestampMs":1763200000000,'

@@ -22,16 +22,16 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from onceflow import faults
 from onceflow.cli import cli, main
 from onceflow.cli.log import command as log_group
-from onceflow.ledger import Position
+from onceflow.contract.ledger import Position
 from onceflow.log import EmbeddedLog, embedded, segments
 from onceflow.log.readers import Reader, hold, readers
 from onceflow.log.retention import expired, retain, take_back, trim
 from onceflow.log.segments import read_slice
 from onceflow.log.tail import last_slices
-from onceflow.storage import seal
-from onceflow.testing import faults
+from onceflow.store.posix import seal
 
 DOCS = Path(__file__).parents[2] / "docs" / "commands.md"
 ONCEFLOW = [sys.executable, "-c", "from onceflow.cli import main; main()"]

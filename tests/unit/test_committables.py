@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from onceflow.committables import folder_name, split
+from onceflow.contract.staged_files import folder_name, split
 
 
 def test_rows_are_split_by_value_and_keep_their_order() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from onceflow.errors import OnceflowError, PublishFailed, ServerSilent
-from onceflow.runtime.complaint import RETRY, Complaint, complaint
+from onceflow.service.error_report import RETRY, Complaint, complaint
 
 
 def told(folder: Path, raised: str) -> Complaint:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from onceflow import connector
 from onceflow.cli import doctor
 from onceflow.errors import SetupError
-from onceflow.session import kafka_packages
+from onceflow.spark import packages as connector
+from onceflow.spark.session import kafka_packages
 
 WITH = ["spark-token-provider-kafka-0-10_2.13-4.0.0", "kafka-clients-3.9.2", "commons-pool2-2.13.1"]
 
@@ -35,7 +35,7 @@ def test_a_connector_for_another_spark_is_refused(wrong: str, tmp_path: Path) ->
     says = f"is for Spark {made_for} with Scala {scala}; this is Spark 4.2.1 with Scala 2.13"
     with pytest.raises(SetupError, match=says) as refused:
         connector.find(jars, "4.2.1")
-    assert "python -m onceflow.jars connector" in refused.value.hint
+    assert "python -m onceflow.spark.jars connector" in refused.value.hint
 
 
 @pytest.mark.parametrize("missing", WITH)

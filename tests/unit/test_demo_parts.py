@@ -28,7 +28,7 @@ from onceflow.demo.steady import Steady
 from onceflow.demo.strikes import SEEN, Chaos, Plan
 from onceflow.errors import JobError, LeaseHeld
 from onceflow.log.embedded import EmbeddedLog
-from onceflow.runtime.lease import Lease
+from onceflow.protocol.lease import Lease
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who belongs to whom")
 

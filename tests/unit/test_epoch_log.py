@@ -14,11 +14,11 @@ import pytest
 from children import run_and_kill
 from turns import Killed, Stepped, Truth, Turns, seeds
 
-from onceflow.epoch_log import Decision, EpochLog, OutputDecision
+from onceflow import faults
+from onceflow.contract.ledger import Committable, Position
 from onceflow.errors import Damaged, Fenced, OnceflowError
-from onceflow.ledger import Committable, Position
-from onceflow.storage import LocalStore, NumberedLog, Put, Store
-from onceflow.testing import faults
+from onceflow.protocol.epoch_log import Decision, EpochLog, OutputDecision
+from onceflow.store.posix import LocalStore, NumberedLog, Put, Store
 
 LINEAGE = "0f8fad5b-d9cb-469f-a165-70867728950e"
 SUBJECT = f"job/{LINEAGE}/query"

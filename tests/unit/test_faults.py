@@ -12,8 +12,8 @@ import pytest
 from children import run_and_kill
 
 import onceflow
-from onceflow.testing import faults
-from onceflow.testing.faults import (
+from onceflow import faults
+from onceflow.faults.points import (
     KEYED,
     POINTS,
     SERVICES,

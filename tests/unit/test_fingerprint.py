@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from onceflow.fingerprint import fingerprint
-from onceflow.job import load
+from onceflow.jobs.fingerprint import fingerprint
+from onceflow.jobs.job import load
 
 JOB = """
 from onceflow import Flow, job

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from children import run_and_kill
 
-from onceflow.epoch_log import Decision
+from onceflow import faults
+from onceflow.contract.ledger import Ledger, Position
 from onceflow.errors import CheckpointRefused, Damaged, JobError
-from onceflow.home import JobFolder, Query, jobs
-from onceflow.identity import refuse_foreign_ledger, refuse_other_checkpoint
-from onceflow.ledger import Ledger, Position
-from onceflow.session import REQUIRED
-from onceflow.spark_inside import Checkpoint
-from onceflow.storage import LocalStore, seal
-from onceflow.testing import faults
+from onceflow.protocol.epoch_log import Decision
+from onceflow.protocol.home import JobFolder, Query, jobs
+from onceflow.protocol.identity import refuse_foreign_ledger, refuse_other_checkpoint
+from onceflow.spark.inside import Checkpoint
+from onceflow.spark.session import REQUIRED
+from onceflow.store.posix import LocalStore, seal
 
 
 def opened(home: Path, job: str = "word-count") -> str:

@@ -15,28 +15,38 @@ import onceflow
 ROOT = Path(onceflow.__file__).parent
 
 # What a package may import of onceflow, beside itself. Everything below a name is included.
-LOW = {"onceflow.errors", "onceflow.testing.faults"}
-FILES = {*LOW, "onceflow.storage", "onceflow.ledger", "onceflow.committables"}
-LOG = {*FILES, "onceflow.schema", "onceflow.commits"}
+LOW = {"onceflow.errors", "onceflow.faults.points"}
+FILES = {*LOW, "onceflow.store.posix", "onceflow.contract.ledger", "onceflow.contract.staged_files"}
+LOG = {*FILES, "onceflow.contract.schema", "onceflow.folders.commit_log"}
 ALLOWED: dict[str, set[str]] = {
     "onceflow.errors": set(),
-    "onceflow.testing.faults": set(),
-    "onceflow.testing": {*LOG, "onceflow.sinks.base", "onceflow.jars", "onceflow.state"},
-    "onceflow.jars": {"onceflow.errors"},
-    "onceflow.connector": {"onceflow.errors", "onceflow.spark_inside"},
-    "onceflow.schema": {"onceflow.errors"},
-    "onceflow.storage": LOW,
-    "onceflow.ledger": {"onceflow.errors"},
-    "onceflow.committables": {*LOW, "onceflow.schema", "onceflow.storage", "onceflow.ledger"},
-    "onceflow.commits": {*LOW, "onceflow.storage", "onceflow.ledger"},
+    "onceflow.faults.points": set(),
+    "onceflow.testing": {*LOG, "onceflow.contract.sink", "onceflow.spark.jars", "onceflow.state"},
+    "onceflow.spark.jars": {"onceflow.errors"},
+    "onceflow.spark.packages": {"onceflow.errors", "onceflow.spark.inside"},
+    "onceflow.contract.schema": {"onceflow.errors"},
+    "onceflow.store.posix": LOW,
+    "onceflow.contract.ledger": {"onceflow.errors"},
+    "onceflow.contract.staged_files": {
+        *LOW,
+        "onceflow.contract.schema",
+        "onceflow.store.posix",
+        "onceflow.contract.ledger",
+    },
+    "onceflow.folders.commit_log": {*LOW, "onceflow.store.posix", "onceflow.contract.ledger"},
     "onceflow.log": LOG,
     "onceflow.sinks": {*LOG, "onceflow.log"},
     # `on_bad` of a source is a sink
-    "onceflow.sources": {*LOG, "onceflow.log", "onceflow.sinks.base"},
-    "onceflow.state": {*LOW, "onceflow.storage", "onceflow.schema", "onceflow.committables"},
-    "onceflow.epoch_log": {*LOW, "onceflow.storage", "onceflow.ledger"},
-    "onceflow.spark_inside": {*LOW, "onceflow.storage"},
-    "onceflow.model": {"onceflow.testing.faults"},  # and for the rest it stands beside the product
+    "onceflow.sources": {*LOG, "onceflow.log", "onceflow.contract.sink"},
+    "onceflow.state": {
+        *LOW,
+        "onceflow.store.posix",
+        "onceflow.contract.schema",
+        "onceflow.contract.staged_files",
+    },
+    "onceflow.protocol.epoch_log": {*LOW, "onceflow.store.posix", "onceflow.contract.ledger"},
+    "onceflow.spark.inside": {*LOW, "onceflow.store.posix"},
+    "onceflow.model": {"onceflow.faults.points"},  # and for the rest it stands beside the product
 }
 LIBRARIES = {"pyarrow", "numpy"}  # for what runs in executors
 CLIENTS = {"confluent_kafka", "psycopg"}  # of servers, imported when one is talked with
@@ -100,7 +110,13 @@ def test_imports_point_one_way(module: str) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["onceflow.log", "onceflow.sinks", "onceflow.sources", "onceflow.state", "onceflow.storage"],
+    [
+        "onceflow.log",
+        "onceflow.sinks",
+        "onceflow.sources",
+        "onceflow.state",
+        "onceflow.store.posix",
+    ],
 )
 def test_what_runs_in_executors_imports_little(module: str) -> None:
     for path in files_of(module):
@@ -149,8 +165,8 @@ def loaded_by(statement: str) -> set[str]:
         "import onceflow.cli",
         "import onceflow.sinks, onceflow.sources",
         "import onceflow.testing",
-        "from onceflow.runtime import lease",
-        "from onceflow.spark_inside import Checkpoint",
+        "from onceflow.service import lease",
+        "from onceflow.spark.inside import Checkpoint",
     ],
 )
 def test_importing_loads_neither_spark_nor_arrow(statement: str) -> None:

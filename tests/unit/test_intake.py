@@ -18,14 +18,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from onceflow.contract.schema import arrow_schema, parse_schema
 from onceflow.errors import BadInput, JobError
-from onceflow.log import EmbeddedLog, intake
-from onceflow.log.intake import Input, Intake, Rejects
-from onceflow.log.plain import as_word, plain_rows
+from onceflow.log import EmbeddedLog
+from onceflow.log import text_input as intake
 from onceflow.log.records import cells_of
 from onceflow.log.segments import fit
+from onceflow.log.text_input import Input, Intake, Rejects
+from onceflow.log.text_output import as_word, plain_rows
 from onceflow.log.values import Malformed, from_json, from_text, load_json
-from onceflow.schema import arrow_schema, parse_schema
 
 NOW = 1_763_200_000_000_000
 PLAIN = "value string, event_time timestamp"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from onceflow import jars
 from onceflow.errors import SetupError
-from onceflow.jars.__main__ import command
+from onceflow.spark import jars
+from onceflow.spark.jars.__main__ import command
 
 
 @pytest.fixture

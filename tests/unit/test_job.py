@@ -16,9 +16,9 @@ import onceflow.sources
 import onceflow.state
 from onceflow import Job, errors, job
 from onceflow.errors import JobError, OnceflowError
-from onceflow.job import import_root, load, milliseconds
-from onceflow.names import check_name
-from onceflow.runtime.driver import find_by_workers
+from onceflow.jobs.job import import_root, load, milliseconds
+from onceflow.service.driver import find_by_workers
+from onceflow.store.names import check_name
 
 JOB = """
 from onceflow import job

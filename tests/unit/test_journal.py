@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from onceflow.runtime.journal import EVENTS, PROGRESS, Journal
-from onceflow.runtime.supervisor import Supervisor
+from onceflow.service.journal import EVENTS, PROGRESS, Journal
+from onceflow.service.supervisor import Supervisor
 
 
 def events(folder: Path) -> list[dict[str, Any]]:

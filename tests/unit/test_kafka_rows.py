@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onceflow.committables import describe
+from onceflow.contract.ledger import Committable
+from onceflow.contract.schema import arrow_schema, parse_schema
+from onceflow.contract.sink import Staged
+from onceflow.contract.staged_files import describe
 from onceflow.errors import BadRows, SetupError
-from onceflow.ledger import Committable
-from onceflow.schema import arrow_schema, parse_schema
+from onceflow.kafka.client import Cluster, without_secrets
+from onceflow.kafka.ledger import Published, Record, Slots, slot_ledger, transactional_id
+from onceflow.kafka.sink_rows import Layout, _most, bytes_of, json_of
 from onceflow.sinks import Kafka
-from onceflow.sinks.base import Staged
-from onceflow.sinks.kafka_client import Cluster, without_secrets
-from onceflow.sinks.kafka_ledger import Published, Record, Slots, slot_ledger, transactional_id
-from onceflow.sinks.kafka_rows import Layout, _most, bytes_of, json_of
 
 COLUMNS = (
     "s string, n long, f double, ok boolean, d decimal(20,4), day date, at timestamp, raw binary, "
@@ -212,7 +212,7 @@ def test_an_id_is_the_same_for_an_output_and_another_for_each_slot() -> None:
 
 
 def test_a_slot_that_joins_may_say_anything_older_and_one_that_was_there_may_not() -> None:
-    from onceflow.ledger import Position, Publication
+    from onceflow.contract.ledger import Position, Publication
 
     follows = Position("lineage", 4)
     publication = Publication("o", "lineage", 5, 1, follows, (), "{}", "append", "d6")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from onceflow.errors import JobError, OnceflowError, OutOfRange, ServerSilent, SetupError
+from onceflow.kafka.errors import explain_kafka
+from onceflow.kafka.settings import for_driver, for_spark
 from onceflow.sources import Kafka
-from onceflow.sources.kafka_errors import explain_kafka
-from onceflow.sources.kafka_settings import for_driver, for_spark
 
 BY_NAME = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN",
            "sasl.username": "shop", "sasl.password": 'a"b\\c'}  # fmt: skip

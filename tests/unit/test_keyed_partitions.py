@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from onceflow.keyed import KeyedStep
-from onceflow.keyed_time import known_partitions, next_watermark, partitions_seen, wake
+from onceflow.protocol.keyed_spec import KeyedStep
+from onceflow.protocol.keyed_time import known_partitions, next_watermark, partitions_seen, wake
 
 
 def step(*order: str, **options: Any) -> KeyedStep:

@@ -17,11 +17,11 @@ import pytest
 from another import as_another, folder_for_all
 from children import CONTEXT, Child, child
 
+from onceflow import faults
 from onceflow.errors import Fenced, LeaseHeld
-from onceflow.runtime import lease as lease_module
-from onceflow.runtime.lease import Holder, Lease, host_name
-from onceflow.storage import LocalStore, seal
-from onceflow.testing import faults
+from onceflow.protocol import lease as lease_module
+from onceflow.protocol.lease import Holder, Lease, host_name
+from onceflow.store.posix import LocalStore, seal
 
 JOB = "word-count"
 
@@ -406,7 +406,7 @@ def test_who_may_only_read_sees_who_lives() -> None:
         lease.acquire()
         lease.next_term(0)
         look = f"lease = Lease(Path({str(lease.folder)!r}), 'shop'); holder = lease.holder()"
-        imports = "from pathlib import Path; from onceflow.runtime.lease import Lease"
+        imports = "from pathlib import Path; from onceflow.protocol.lease import Lease"
         assert as_another(imports, f"{look}; print(lease.alive(holder))") == "True\n"
         assert lease._fd is not None
         os.close(lease._fd)  # as the kernel does when a process ends

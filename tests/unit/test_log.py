@@ -49,9 +49,9 @@ from onceflow.errors import (
 from onceflow.log import EmbeddedLog, embedded, producing, segments
 from onceflow.log.readers import Reader, hold
 from onceflow.log.segments import split_by_key
+from onceflow.protocol.staging import Stager
 from onceflow.sinks import Files, Log, Outcome
-from onceflow.staging import Stager
-from onceflow.storage import LocalStore
+from onceflow.store.posix import LocalStore
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -68,7 +68,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def small_roll_ups(monkeypatch: pytest.MonkeyPatch, every: int = 2, fan_out: int = 2) -> None:
     monkeypatch.setattr(embedded, "ROLL_UP_EVERY", every)
-    monkeypatch.setattr("onceflow.commits._FAN_OUT", fan_out)
+    monkeypatch.setattr("onceflow.folders.commit_log._FAN_OUT", fan_out)
 
 
 # ---------------------------------------------------------------- creating

@@ -33,14 +33,14 @@ from targets import OUTPUT, publication, stage
 from targets import SCHEMA as SINK_SCHEMA
 from turns import Killed, Stepped, Truth, Turns, seeds
 
-from onceflow.committables import BY, describe
+from onceflow import faults
+from onceflow.contract.staged_files import BY, describe
 from onceflow.errors import Fenced, OutOfRange, PublishUnknown
 from onceflow.log import EmbeddedLog, embedded
 from onceflow.log.retention import trim
 from onceflow.log.segments import split_by_key
 from onceflow.sinks import Log, Publication
-from onceflow.storage import LocalStore
-from onceflow.testing import faults
+from onceflow.store.posix import LocalStore
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 EVERY = 4  # commits are rolled up: commit 1 is the creation, 4 the first roll-up
@@ -163,7 +163,7 @@ def test_a_roll_up_that_others_overtake_makes_no_difference(
     log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch, stopped_at: str, more: int
 ) -> None:
     """They append, roll up, and sweep what seems to be left over."""
-    monkeypatch.setattr("onceflow.commits._FAN_OUT", 2)
+    monkeypatch.setattr("onceflow.folders.commit_log._FAN_OUT", 2)
     append_many(log.path, range(6))
     follower = EmbeddedLog(log.path)
 
@@ -489,7 +489,7 @@ class Story:
 @pytest.fixture
 def very_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "ROLL_UP_EVERY", 3)
-    monkeypatch.setattr("onceflow.commits._FAN_OUT", 2)
+    monkeypatch.setattr("onceflow.folders.commit_log._FAN_OUT", 2)
 
 
 @pytest.mark.usefixtures("very_often")

@@ -26,8 +26,8 @@ from logs import (
 from targets import LINEAGE, SCHEMA, publication, stage, table
 from turns import seeds
 
+from onceflow.contract.ledger import Ledger, Position
 from onceflow.errors import Fenced, JobError, OutOfRange, TargetBehind
-from onceflow.ledger import Ledger, Position
 from onceflow.log import EmbeddedLog, embedded
 from onceflow.log.commits import segments_of
 from onceflow.log.readers import Reader, forget, hold, hold_offsets, readers
@@ -51,7 +51,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many roll-ups, and manifests of several levels."""
     monkeypatch.setattr(embedded, "ROLL_UP_EVERY", 4)
-    monkeypatch.setattr("onceflow.commits._FAN_OUT", 3)
+    monkeypatch.setattr("onceflow.folders.commit_log._FAN_OUT", 3)
 
 
 def append(log: EmbeddedLog, *counts: int) -> None:

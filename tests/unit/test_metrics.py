@@ -11,10 +11,10 @@ from alive import Alive
 from asking import ask
 from starlette.applications import Starlette
 
-from onceflow.web.api import routes
-from onceflow.web.jobs import FollowedHome
-from onceflow.web.metrics import METRICS, exposition
-from onceflow.web.watch import Watch
+from onceflow.page.api import routes
+from onceflow.page.jobs import FollowedHome
+from onceflow.page.metrics import METRICS, exposition
+from onceflow.page.watch import Watch
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from onceflow import faults
+from onceflow.contract.ledger import Ledger, Outcome, Position, Publication
+from onceflow.contract.ledger import judge as judge_ledger
 from onceflow.errors import Fenced, TargetBehind
-from onceflow.ledger import Ledger, Outcome, Position, Publication
-from onceflow.ledger import judge as judge_ledger
 from onceflow.model.explorer import explore
 from onceflow.model.invariants import RULES, Onceflow
 from onceflow.model.steps import QUIET, STEPS, Mutant, Settings
 from onceflow.model.targets import judge
 from onceflow.model.world import Attempt, Target
-from onceflow.testing import faults
 
 PAGE = (Path(__file__).parents[2] / "docs" / "model.md").read_text()
 

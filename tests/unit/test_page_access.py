@@ -12,9 +12,9 @@ from alive import Alive
 from visited import TOKEN, ask, post, raw, refusals, served
 
 from onceflow.errors import JobError
-from onceflow.web.access import Access, new_token, token_in
-from onceflow.web.guard import CSP
-from onceflow.web.server import Page
+from onceflow.page.access import Access, new_token, token_in
+from onceflow.page.guard import CSP
+from onceflow.page.server import Page
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -226,7 +226,7 @@ def test_what_is_not_http_gets_a_clean_no(page: Page) -> None:
 def test_a_head_that_never_ends_is_not_waited_for(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onceflow.web.server._HEAD_SECONDS", 0.05)
+    monkeypatch.setattr("onceflow.page.server._HEAD_SECONDS", 0.05)
     for begun in (b"", b"GET / HTTP/1.1\r\nHost: lo", b"POST /access HTTP/1.1\r\n"):
         assert raw(page, begun) == b""
 

@@ -15,12 +15,12 @@ from test_page_views import Checked
 from test_restore_edges import Driver
 from visited import TOKEN, Got, ask, audit, patiently, post, refusals, served
 
-from onceflow.home import JobFolder
+from onceflow.page import plans, watch
+from onceflow.page.actions import Actions, Taking
+from onceflow.page.server import Page
+from onceflow.protocol.home import JobFolder
 from onceflow.sinks import Files
 from onceflow.snapshots.savepoints import Savepoints
-from onceflow.web import plans, watch
-from onceflow.web.actions import Actions, Taking
-from onceflow.web.server import Page
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 

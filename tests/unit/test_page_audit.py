@@ -11,12 +11,12 @@ from test_page_actions import by_program, savepoints, unlocked
 from test_restore_edges import Driver
 from visited import TOKEN, ask, audit, post, refusals, served
 
-from onceflow.home import JobFolder
+from onceflow.page import access, guard
+from onceflow.page.access import Audit
+from onceflow.page.guard import CSP
+from onceflow.page.server import Page
+from onceflow.protocol.home import JobFolder
 from onceflow.sinks import Files
-from onceflow.web import access, guard
-from onceflow.web.access import Audit
-from onceflow.web.guard import CSP
-from onceflow.web.server import Page
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 

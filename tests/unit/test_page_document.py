@@ -11,9 +11,9 @@ import pytest
 from alive import Alive
 from visited import SECONDS, TOKEN, Got, ask, served
 
-from onceflow.web import guard
-from onceflow.web.openapi import document
-from onceflow.web.server import Page
+from onceflow.page import guard
+from onceflow.page.openapi import document
+from onceflow.page.server import Page
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 

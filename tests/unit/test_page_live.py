@@ -15,9 +15,9 @@ import pytest
 from alive import Alive
 from visited import SECONDS, ask, patiently, served
 
-from onceflow.web import sse
-from onceflow.web.server import Page
-from onceflow.web.sse import Live, Stream, message
+from onceflow.page import sse
+from onceflow.page.server import Page
+from onceflow.page.sse import Live, Stream, message
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 

@@ -13,10 +13,10 @@ import pytest
 from alive import Alive
 from visited import Got, ask, served
 
-from onceflow.runtime.journal import Journal
+from onceflow.page import charts, model
+from onceflow.page.server import Page
+from onceflow.service.journal import Journal
 from onceflow.snapshots.savepoints import Savepoints
-from onceflow.web import charts, model
-from onceflow.web.server import Page
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 

@@ -16,20 +16,20 @@ import pytest
 from click.testing import CliRunner
 
 from onceflow.cli import cli
-from onceflow.committables import describe
-from onceflow.epoch_log import Decision, OutputDecision
+from onceflow.contract.ledger import Guarantee, Ledger, Publication
+from onceflow.contract.schema import parse_schema
+from onceflow.contract.staged_files import describe
 from onceflow.errors import CheckpointRefused, JobError, TargetBehind
-from onceflow.home import JobFolder, now
-from onceflow.ledger import Guarantee, Ledger, Publication
-from onceflow.lineage import Origin, refuse_foreign
-from onceflow.schema import parse_schema
+from onceflow.protocol.epoch_log import Decision, OutputDecision
+from onceflow.protocol.home import JobFolder, now
+from onceflow.protocol.lineage import Origin, refuse_foreign
 from onceflow.sinks import Files, Sink, Sqlite
-from onceflow.snapshots.arrive import Arrive
 from onceflow.snapshots.epochs import retained
+from onceflow.snapshots.import_savepoint import Arrive
 from onceflow.snapshots.restore import Restore
 from onceflow.snapshots.savepoint import Savepoint, installed_spark
 from onceflow.snapshots.savepoints import Savepoints
-from onceflow.spark_inside import Checkpoint
+from onceflow.spark.inside import Checkpoint
 
 SCHEMA = parse_schema("id long")
 OFFSETS = 'v2\n{{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{{}}}}\nlines:{}'

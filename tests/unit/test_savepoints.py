@@ -16,19 +16,19 @@ from children import child, run_and_kill
 from click.testing import CliRunner
 from saved import SPARK, Saved
 
+from onceflow import faults
 from onceflow.cli import main
 from onceflow.cli.savepoint import command as savepoint_group
 from onceflow.errors import CheckpointRefused, Damaged, DiskFull, JobError
-from onceflow.home import JobFolder
-from onceflow.lineage import Origin, Stood
+from onceflow.protocol.home import JobFolder
+from onceflow.protocol.lineage import Origin, Stood
+from onceflow.protocol.retained_decisions import Past, sweep_all
 from onceflow.snapshots import savepoint as savepoint_module
 from onceflow.snapshots.epochs import decisions
 from onceflow.snapshots.epochs import kept as kept_epochs
-from onceflow.snapshots.past import Past, sweep_all
 from onceflow.snapshots.savepoint import Savepoint
 from onceflow.snapshots.savepoints import Savepoints
-from onceflow.storage import VERSION, seal, unseal
-from onceflow.testing import faults
+from onceflow.store.posix import VERSION, seal, unseal
 
 DOCS = Path(__file__).parents[2] / "docs"
 POINTS = [p for p in faults.SNAPSHOTS if p.startswith("savepoint.")]
@@ -91,7 +91,7 @@ def test_it_is_whole_when_the_job_goes_on_and_when_the_job_is_gone(
 def test_a_second_savepoint_reads_only_what_changed(
     saved: Saved, savepoints: Savepoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from onceflow.snapshots import cuts
+    from onceflow.snapshots import cut as cuts
 
     read: list[str] = []
     real = cuts.sha256

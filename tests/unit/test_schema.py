@@ -10,9 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from onceflow.errors import JobError, SchemaMismatch
-from onceflow.log.segments import fit
-from onceflow.schema import (
+from onceflow.contract.schema import (
     arrow_schema,
     columns,
     leaf_types,
@@ -23,6 +21,8 @@ from onceflow.schema import (
     refuse_difference,
     spark_schema,
 )
+from onceflow.errors import JobError, SchemaMismatch
+from onceflow.log.segments import fit
 
 
 def kinds(text: str) -> dict[str, str]:

@@ -22,7 +22,7 @@ from visited import TOKEN
 from onceflow.cli import cli
 from onceflow.cli.serve import command
 from onceflow.errors import SetupError
-from onceflow.web.server import DEFAULT_PORT, Page
+from onceflow.page.server import DEFAULT_PORT, Page
 
 ONCEFLOW = [sys.executable, "-c", "from onceflow.cli import main; main()"]
 DOCS = Path(__file__).parents[2] / "docs" / "commands.md"

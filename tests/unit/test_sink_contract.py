@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from onceflow.errors import JobError, TargetBehind
+from onceflow.files.sink import published_files
 from onceflow.log import EmbeddedLog
 from onceflow.sinks import Files, Kafka, Log, Position, Postgres, Sink, Sqlite
-from onceflow.sinks.files import published_files
 from onceflow.testing import SinkContract
 
 

@@ -28,6 +28,8 @@ from targets import (
     table,
 )
 
+from onceflow import faults
+from onceflow.contract.sink import parse_bytes
 from onceflow.errors import (
     Damaged,
     DiskFull,
@@ -51,9 +53,7 @@ from onceflow.sinks import (
     Sqlite,
     open_target,
 )
-from onceflow.sinks.base import parse_bytes
-from onceflow.storage import LocalStore
-from onceflow.testing import faults
+from onceflow.store.posix import LocalStore
 
 FOLDERS = (FilesTarget, LogTarget)
 

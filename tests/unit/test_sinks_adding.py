@@ -14,12 +14,12 @@ from children import run_and_kill
 from overtaken import WHEN, Overtaken
 from targets import OUTPUT, FilesTarget, LogTarget, ids_in, publication, rows_of, stage, table
 
-from onceflow.committables import BY, describe
+from onceflow import faults
+from onceflow.contract.staged_files import BY, describe
 from onceflow.errors import DiskFull, Fenced, PublishUnknown, TargetForeign
 from onceflow.log import EmbeddedLog, embedded
 from onceflow.log.retention import trim
 from onceflow.sinks import Files, Log, Publication
-from onceflow.testing import faults
 
 KINDS = (FilesTarget, LogTarget)
 CRASHES = [

@@ -25,12 +25,12 @@ from targets import (
 )
 from turns import Killed, Stepped, Truth, Turns, seeds
 
-from onceflow.committables import BY, describe, verify
+from onceflow import faults
+from onceflow.contract.staged_files import BY, describe, verify
 from onceflow.errors import BadRows, Damaged, Fenced, JobError, PublishFailed, TargetForeign
+from onceflow.files.sink import published_files
 from onceflow.sinks import Files, Outcome, Position, Publication, Staged
-from onceflow.sinks.files import published_files
-from onceflow.storage import LocalStore
-from onceflow.testing import faults
+from onceflow.store.posix import LocalStore
 
 
 def files(target: FilesTarget, *, roll_up_every: int = 100, **settings: Any) -> Files:
@@ -385,7 +385,7 @@ def test_all_files_stay_listed_through_many_roll_ups(target: FilesTarget) -> Non
 def test_manifests_form_a_tree_so_that_a_roll_up_stays_small(
     target: FilesTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onceflow.commits._FAN_OUT", 3)
+    monkeypatch.setattr("onceflow.folders.commit_log._FAN_OUT", 3)
     sink = fenced(target, roll_up_every=2)
     for epoch in range(60):
         publish(target, sink, epoch)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from onceflow.declared import Declared
+from onceflow.contract.schema import parse_schema
 from onceflow.errors import JobError, PublishFailed, SetupError
-from onceflow.flow import targets
-from onceflow.schema import parse_schema
+from onceflow.jobs.flow import targets
+from onceflow.postgres.connection import Server
+from onceflow.postgres.values import postgres_type
+from onceflow.protocol.query_spec import Declared
 from onceflow.sinks import Postgres, open_target
-from onceflow.sinks.postgres_server import Server
-from onceflow.sinks.postgres_values import postgres_type
 
 SECRETS = (
     "postgresql://me:open-sesame@host:5432/shop",

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from onceflow.contract.ledger import Publication
+from onceflow.contract.schema import parse_schema
 from onceflow.errors import JobError, TargetBehind
-from onceflow.ledger import Publication
-from onceflow.schema import parse_schema
 from onceflow.sinks import Sqlite
 from onceflow.testing.stand_in import StandIn, folder_values
 from walks import Walk

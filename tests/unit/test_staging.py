@@ -9,8 +9,8 @@ import pytest
 from targets import schema
 
 from onceflow.errors import JobError
+from onceflow.protocol.staging import refuse_columns
 from onceflow.sinks import Files, Sink
-from onceflow.staging import refuse_columns
 
 
 def outputs(root: Path, *names: str) -> dict[str, Sink]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from onceflow.contract.source import Source
 from onceflow.errors import OnceflowError, OutOfRange, PlanChanged, ServerSilent
-from onceflow.home import JobFolder
-from onceflow.sources.base import Source
-from onceflow.standing import Standing
+from onceflow.protocol.home import JobFolder
+from onceflow.protocol.source_positions import Standing
 
 FAILURE = OutOfRange("partitions are gone")
 EXACT = OutOfRange("offsets 5 to 6 are gone")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from stored import looked_up, scanned, write_run
 
-from onceflow.schema import arrow_schema, parse_schema
+from onceflow.contract.schema import arrow_schema, parse_schema
 from onceflow.state.compact import Merge, compact
 from onceflow.state.evolve import adapt, fits, fits_keys
 from onceflow.state.manifest import Manifest

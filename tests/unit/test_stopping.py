@@ -11,10 +11,10 @@ import pytest
 from another import as_another, folder_for_all
 
 from onceflow.errors import NotStopped
-from onceflow.home import JobFolder
-from onceflow.runtime import stopping
-from onceflow.runtime.lease import Lease
-from onceflow.runtime.stopping import StopRequest, Waiting, stop
+from onceflow.jobs import stop_request as stopping
+from onceflow.jobs.stop_request import StopRequest, Waiting, stop
+from onceflow.protocol.home import JobFolder
+from onceflow.protocol.lease import Lease
 
 
 class Driver:
@@ -150,7 +150,7 @@ def test_who_may_only_read_sees_that_a_run_waits() -> None:
     with folder_for_all() as folder:
         wait = Waiting(folder)
         look = f"print(waiting(Path({str(folder)!r})) is not None)"
-        imports = "from pathlib import Path; from onceflow.runtime.stopping import waiting"
+        imports = "from pathlib import Path; from onceflow.jobs.stop_request import waiting"
         assert as_another(imports, look) == "True\n"
         wait.close()
         assert as_another(imports, look) == "False\n"

@@ -14,8 +14,9 @@ import pytest
 from children import child, run_and_kill
 from turns import Stepped, Truth, Turns, seeds
 
+from onceflow import faults
 from onceflow.errors import Damaged, DiskFull
-from onceflow.storage import (
+from onceflow.store.posix import (
     VERSION,
     LocalStore,
     NumberedLog,
@@ -25,7 +26,6 @@ from onceflow.storage import (
     seal,
     unseal,
 )
-from onceflow.testing import faults
 
 # ---------------------------------------------------------------- put-if-absent
 

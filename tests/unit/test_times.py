@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from onceflow.times import Times, read_times
+from onceflow.protocol.step_times import Times, read_times
 
 STEPS = ("epoch.checked", "epoch.staged", "epoch.hardened", "epoch.decided", "epoch.published")
 

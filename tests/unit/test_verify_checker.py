@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from onceflow.storage import seal
-from onceflow.verify.checker import check
-from onceflow.verify.jobs import Truth
-from onceflow.verify.observer import Observer
-from onceflow.verify.targets import Target
+from onceflow.harness.checker import check
+from onceflow.harness.jobs import Truth
+from onceflow.harness.observer import Observer
+from onceflow.harness.targets import Target
+from onceflow.store.posix import seal
 
 ROWS = [(number, f"key-{number % 3}") for number in range(12)]
 TRUE = Truth(Counter(ROWS))

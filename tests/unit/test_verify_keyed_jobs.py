@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 from onceflow.errors import ProcessFailed
-from onceflow.job import load
+from onceflow.harness.decided import Decided
+from onceflow.harness.feed import BuiltIn
+from onceflow.harness.jobs import FILE, JOBS
+from onceflow.harness.workload import SCHEMA, table
+from onceflow.jobs.job import load
 from onceflow.testing import KeyedHarness
-from onceflow.verify.decided import Decided
-from onceflow.verify.feed import BuiltIn
-from onceflow.verify.jobs import FILE, JOBS
-from onceflow.verify.workload import SCHEMA, table
 
 COMMITS = 30
 SIZES = [5, 64, 5000]  # rows of an epoch
@@ -28,7 +28,7 @@ STEP = {"by": "face", "rows": "face long, before long, count long, value long, s
 def jobs() -> Any:
     """The job file, as a driver loads it."""
     load(f"{FILE}:keyed")
-    return sys.modules[f"onceflow.verify.{FILE.stem}"]
+    return sys.modules[f"onceflow.harness.{FILE.stem}"]
 
 
 def epochs(size: int, seed: int = 5) -> Iterator[pa.Table]:

@@ -6,9 +6,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from onceflow.verify.checker import Violation
-from onceflow.verify.report import html
-from onceflow.verify.result import CaseResult, Result, percentiles
+from onceflow.harness.checker import Violation
+from onceflow.harness.report import html
+from onceflow.harness.result import CaseResult, Result, percentiles
 
 FAULT = {
     "number": 0, "case": 0, "kind": "kill-point", "point": "epoch.decided", "job": "echo",

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from onceflow.testing import faults
-from onceflow.testing.faults import POINTS, SERVICES
-from onceflow.verify.schedule import (
+from onceflow import faults
+from onceflow.faults.points import POINTS, SERVICES
+from onceflow.harness.schedule import (
     KEYED,
     KILLS,
     KINDS,

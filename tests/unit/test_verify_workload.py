@@ -6,10 +6,10 @@ from collections import Counter, defaultdict
 
 import pytest
 
+from onceflow.harness.feed import BuiltIn
+from onceflow.harness.jobs import JOBS, cases
+from onceflow.harness.workload import CLOSERS, CLOSING, DELAY, SCHEMA, Workload, table
 from onceflow.log.segments import split_by_key
-from onceflow.verify.feed import BuiltIn
-from onceflow.verify.jobs import JOBS, cases
-from onceflow.verify.workload import CLOSERS, CLOSING, DELAY, SCHEMA, Workload, table
 
 ROWS = 1_000
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from onceflow import warm
+from onceflow.cli import class_archive as warm
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from onceflow.errors import Damaged, TargetAway
-from onceflow.web import model
-from onceflow.web.api import routes, status_of
-from onceflow.web.app import create
-from onceflow.web.openapi import document
-from onceflow.web.watch import Watch
+from onceflow.page import model
+from onceflow.page.api import routes, status_of
+from onceflow.page.app import create
+from onceflow.page.openapi import document
+from onceflow.page.watch import Watch
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 

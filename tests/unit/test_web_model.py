@@ -13,11 +13,11 @@ from alive import Alive
 from saved import SPARK
 
 from onceflow.errors import JobError
-from onceflow.runtime.lease import host_name
+from onceflow.page import model, times
+from onceflow.page.followed import position
+from onceflow.page.jobs import FollowedHome
+from onceflow.protocol.lease import host_name
 from onceflow.snapshots.savepoints import Savepoints
-from onceflow.web import model, times
-from onceflow.web.followed import position
-from onceflow.web.jobs import FollowedHome
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -385,7 +385,7 @@ def test_a_target_that_hangs_keeps_nobody_waiting(
     shop.start()
     shop.run()
     go = threading.Event()
-    monkeypatch.setattr("onceflow.web.asked.ledger_of", lambda *_: go.wait(60))
+    monkeypatch.setattr("onceflow.page.asked.ledger_of", lambda *_: go.wait(60))
     found = model.ledgers(tmp_path, "shop", deadline=0.05)
     assert [row["says"] for row in found] == ["no answer within 0.05 s"] * 2
     for _ in range(4):
@@ -427,7 +427,7 @@ def test_a_board_is_thinned_and_survives_half_a_line(tmp_path: Path) -> None:
 
 
 def test_runs_of_verify_running_ended_and_broken(tmp_path: Path) -> None:
-    from onceflow.verify.record import Record
+    from onceflow.harness.record import Record
 
     assert model.verify_runs(tmp_path) == []
     record = Record(tmp_path / "_verify", "onceflow verify --seed 7")
@@ -445,8 +445,8 @@ def test_runs_of_verify_running_ended_and_broken(tmp_path: Path) -> None:
 
 
 def test_a_run_that_ended_has_its_verdict_and_its_report(tmp_path: Path) -> None:
-    from onceflow.verify.record import Record
-    from onceflow.verify.result import Result
+    from onceflow.harness.record import Record
+    from onceflow.harness.result import Result
 
     record = Record(tmp_path / "_verify", "onceflow verify")
     result = Result(7, "onceflow verify", "local", "2026-01-01T00:00:00Z").as_json()

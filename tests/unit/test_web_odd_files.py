@@ -13,10 +13,10 @@ from alive import Alive
 from another import as_another, folder_for_all
 from visited import ask, served
 
-from onceflow.home import now
-from onceflow.web import charts, model
-from onceflow.web.jobs import FollowedHome
-from onceflow.web.metrics import exposition
+from onceflow.page import charts, model
+from onceflow.page.jobs import FollowedHome
+from onceflow.page.metrics import exposition
+from onceflow.protocol.home import now
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -142,8 +142,8 @@ def test_times_of_another_shape_are_left_out(tmp_path: Path, value: Any) -> None
 LOOK = """
 from asking import ask
 from starlette.applications import Starlette
-from onceflow.web.api import routes
-from onceflow.web.watch import Watch
+from onceflow.page.api import routes
+from onceflow.page.watch import Watch
 ask(Starlette(routes=routes(Watch("/nowhere"))), "/api/jobs")  # which imports the rest
 """
 

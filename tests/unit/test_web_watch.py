@@ -12,9 +12,9 @@ import pytest
 from alive import Alive
 
 from onceflow.errors import JobError, ServerSilent
-from onceflow.web import model
-from onceflow.web import watch as watch_module
-from onceflow.web.watch import Watch
+from onceflow.page import model
+from onceflow.page import watch as watch_module
+from onceflow.page.watch import Watch
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -192,7 +192,7 @@ def test_looking_loads_neither_spark_nor_arrow(home: Path) -> None:
     import sys
 
     code = (
-        "import asyncio, sys; from onceflow.web.watch import Watch\n"
+        "import asyncio, sys; from onceflow.page.watch import Watch\n"
         f"watch = Watch({str(home)!r})\n"
         "async def look():\n"
         "    await watch.jobs(); await watch.job('shop'); await watch.metrics()\n"

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from onceflow.storage import Store
+from onceflow.store.posix import Store
 
 
 def seeds(count: int) -> Iterator[int]:

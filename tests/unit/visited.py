@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from onceflow.web.server import Page
+from onceflow.page.server import Page
 
 SECONDS = 30  # until a condition must hold
 TOKEN = "correct-horse-battery-staple"

@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 from json_sink import JsonFile
 from json_store import Store
 
-from onceflow.committables import describe
+from onceflow.contract.ledger import judge
+from onceflow.contract.schema import columns
+from onceflow.contract.staged_files import describe
 from onceflow.errors import Fenced, TargetForeign
-from onceflow.ledger import judge
-from onceflow.schema import columns
 from onceflow.sinks import Committable, Ledger, Outcome, Position, Publication, Staged
-from onceflow.storage import make_dirs, replace_file
+from onceflow.store.posix import make_dirs, replace_file
 
 # ---------------------------------------------------------------- right ones
 

@@ -1,11 +1,11 @@
-"""The few faults that reveal each wrong protocol of `onceflow.verify.mutants`."""
+"""The few faults that reveal each wrong protocol of `onceflow.harness.mutants`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from onceflow.verify.runner import Settings
+from onceflow.harness.runner import Settings
 
 
 @dataclass(frozen=True)

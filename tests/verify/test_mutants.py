@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from baits import BAITS, ELSEWHERE, SERVER_BAITS
 
-from onceflow.verify.drivers import Drivers
-from onceflow.verify.mutants import MUTANTS
-from onceflow.verify.runner import Runner
+from onceflow.harness.drivers import Drivers
+from onceflow.harness.mutants import MUTANTS
+from onceflow.harness.runner import Runner
 
 
 @pytest.fixture(scope="module")

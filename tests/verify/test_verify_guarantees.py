@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from onceflow.verify.result import Result
-from onceflow.verify.runner import Runner, Settings
+from onceflow.harness.result import Result
+from onceflow.harness.runner import Runner, Settings
 
 
 def run(folder: Path, guarantee: str, point: str, mutant: str = "") -> Result:

@@ -11,12 +11,12 @@ import pytest
 from baits import SERVER_BAITS
 from confluent_kafka.admin import AdminClient
 
-from onceflow.verify import schedule
-from onceflow.verify.drivers import Drivers
-from onceflow.verify.result import Result
-from onceflow.verify.runner import Runner, Settings, connector_settings
-from onceflow.verify.server_targets import LEDGER
-from onceflow.verify.servers import Servers
+from onceflow.harness import schedule
+from onceflow.harness.drivers import Drivers
+from onceflow.harness.result import Result
+from onceflow.harness.runner import Runner, Settings, connector_settings
+from onceflow.harness.server_targets import LEDGER
+from onceflow.harness.servers import Servers
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(1800)]
 KINDS = (*schedule.SERVERS, "kill-point", "zombie")

@@ -12,13 +12,13 @@ from ads.generator import Generator, Line, table
 from ads.places import AD_MINUTES, ATTRIBUTIONS, STREAMS, Places
 from ads.truth import Truth
 from ads.world import PARTITIONS, RAW_KEY, REGIONS, SPEED
-from onceflow.verify.play import Case
-from onceflow.verify.targets import Target
+from onceflow.harness.play import Case
+from onceflow.harness.targets import Target
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from onceflow.verify.feed import Input
+    from onceflow.harness.feed import Input
 
 PAUSE = 0.2  # seconds from commit to commit
 _CHUNKS = round(PAUSE * SPEED)  # seconds of ads in a commit

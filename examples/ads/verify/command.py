@@ -55,7 +55,7 @@ def command(
     from ads.verify.trial import Settings, Trial
     from onceflow.cli.telling import screen, shown_on
     from onceflow.cli.verify_screen import WORDS
-    from onceflow.verify.report import html
+    from onceflow.harness.report import html
 
     known = [*plan.KINDS, *services.KINDS]
     for kind in kinds:

@@ -10,8 +10,8 @@ from ads.check import Difference, Holds, check
 from ads.outputs import Row
 from ads.places import Places
 from ads.truth import Truth
-from onceflow.verify.checker import Violation
-from onceflow.verify.targets import Corrupt, Target, read
+from onceflow.harness.checker import Violation
+from onceflow.harness.targets import Corrupt, Target, read
 
 # who answers for which parts of the check
 PARTS = {

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ads.verify import services
-from onceflow.testing.faults import TASK
-from onceflow.verify import schedule
-from onceflow.verify.schedule import KEYED, Fault
+from onceflow.faults.points import TASK
+from onceflow.harness import schedule
+from onceflow.harness.schedule import KEYED, Fault
 
 # job -> the kinds of its sinks, and whether it has keyed steps
 CASES = {

@@ -20,13 +20,13 @@ import ads
 from ads.budget import budget_file
 from ads.places import Places
 from ads.world import REGIONS
+from onceflow.harness.checker import Violation
+from onceflow.harness.play import Play, Struck
+from onceflow.harness.reaching import at_work
+from onceflow.harness.schedule import Fault
 from onceflow.log import EmbeddedLog
-from onceflow.runtime.complaint import death
+from onceflow.service.error_report import death
 from onceflow.testing.servers.process import free_ports
-from onceflow.verify.checker import Violation
-from onceflow.verify.play import Play, Struck
-from onceflow.verify.reaching import at_work
-from onceflow.verify.schedule import Fault
 
 # kind -> what it does, for people
 KINDS = {
@@ -40,7 +40,7 @@ STRIKES = {
     "refuse-orders": "attribution",
 }
 _COMMAND = """
-from onceflow.runtime.driver import killed_with_parent
+from onceflow.service.driver import killed_with_parent
 killed_with_parent()
 from ads.main import main
 main()

@@ -28,15 +28,15 @@ from ads.verify.cases import JOBS, PAUSE, Lines, cases
 from ads.verify.judge import forked, judge
 from ads.verify.services import Services
 from onceflow.errors import JobError, SetupError
-from onceflow.home import now
-from onceflow.verify import nemesis
-from onceflow.verify.checker import Violation, check
-from onceflow.verify.disk import can_mount, disk_of
-from onceflow.verify.drivers import Drivers
-from onceflow.verify.play import Play, Struck, Stuck
-from onceflow.verify.result import CaseResult, Result
-from onceflow.verify.runner import note, prepare
-from onceflow.verify.schedule import Fault
+from onceflow.harness import nemesis
+from onceflow.harness.checker import Violation, check
+from onceflow.harness.disk import can_mount, disk_of
+from onceflow.harness.drivers import Drivers
+from onceflow.harness.play import Play, Struck, Stuck
+from onceflow.harness.result import CaseResult, Result
+from onceflow.harness.runner import note, prepare
+from onceflow.harness.schedule import Fault
+from onceflow.protocol.home import now
 
 Event = dict[str, Any]
 

@@ -1,6 +1,6 @@
 """Spark starts in about half the time from an archive of its classes (Java's class data sharing).
 
-`python -m onceflow.warm FILE` makes one, by running a small job. Sessions start from it where
+`python -m onceflow.cli.class_archive FILE` makes one, by running a small job. Sessions start from it where
 ONCEFLOW_CLASS_ARCHIVE names it. Java checks that it is of this Java and of these jars, and goes on
 without it where it is not: a stale one costs time and nothing else.
 """
@@ -58,10 +58,10 @@ def _run_a_job(folder: Path, java: str) -> None:
     from pyspark.sql import functions as F
 
     import onceflow
-    from onceflow import spark_inside
     from onceflow.log import EmbeddedLog
     from onceflow.sinks import Files
     from onceflow.sources import Log
+    from onceflow.spark import inside as spark_inside
 
     log = EmbeddedLog.create(folder / "in")
     now = datetime.datetime.now(datetime.UTC)

@@ -85,7 +85,7 @@ def command(  # noqa: PLR0917 - one parameter for each option
     Exit code 0: lost 0, duplicated 0. 1: anything else. The folder stays, to look around in.
     """
     from onceflow.demo.play import Play, Script
-    from onceflow.web.server import Page
+    from onceflow.page.server import Page
 
     shown = screen(WORDS, as_json=as_json)
     script = Script(

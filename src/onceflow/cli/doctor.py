@@ -18,13 +18,13 @@ from pathlib import Path
 
 import click
 
-from onceflow import connector
 from onceflow.cli.output import age, home_option, json_option, number, paint, show
 from onceflow.errors import OnceflowError
-from onceflow.home import JobFolder, jobs
-from onceflow.runtime.lease import Lease
-from onceflow.session import check_java
-from onceflow.spark_inside import check_version
+from onceflow.protocol.home import JobFolder, jobs
+from onceflow.protocol.lease import Lease
+from onceflow.spark import packages as connector
+from onceflow.spark.inside import check_version
+from onceflow.spark.session import check_java
 
 _LITTLE_SPACE = 2 * 10**9
 _NEEDED_JARS = ("spark-core_", "spark-sql_", "rocksdbjni", "hadoop-client-")

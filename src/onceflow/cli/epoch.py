@@ -12,12 +12,12 @@ import click
 
 from onceflow.cli.output import home_option, json_option, number, show, table
 from onceflow.errors import JobError, OnceflowError
-from onceflow.home import JobFolder
-from onceflow.job import load
-from onceflow.runtime.status import chosen
-from onceflow.session import get_session
+from onceflow.jobs.job import load
+from onceflow.protocol.home import JobFolder
+from onceflow.service.status import chosen
+from onceflow.snapshots.epoch_view import look
 from onceflow.snapshots.lineages import find
-from onceflow.snapshots.look import look
+from onceflow.spark.session import get_session
 
 _LONGEST = 100
 _SAME = {"same": True}
@@ -67,9 +67,9 @@ def show_(
 def _rerun(
     folder: JobFolder, spec: str, found: list[dict[str, Any]], *, as_json: bool
 ) -> dict[str, dict[str, Any]]:
-    from onceflow.rerun import rerun
-    from onceflow.runtime.complaint import complaint
-    from onceflow.runtime.driver import find_by_workers, keep_libraries_quiet, send_to_workers
+    from onceflow.jobs.rerun import rerun
+    from onceflow.service.driver import find_by_workers, keep_libraries_quiet, send_to_workers
+    from onceflow.service.error_report import complaint
 
     if not as_json:
         click.echo("starting Spark to run the epoch again …", err=True)

@@ -10,13 +10,13 @@ import click
 from onceflow.cli.output import home_option, json_option, show, table
 from onceflow.cli.restore import plan_option
 from onceflow.errors import CheckpointRefused, JobError
-from onceflow.home import JobFolder
-from onceflow.runtime.status import chosen
-from onceflow.runtime.stopping import who
-from onceflow.snapshots.cuts import Cut, cut_of
+from onceflow.jobs.stop_request import who
+from onceflow.protocol.home import JobFolder
+from onceflow.service.status import chosen
+from onceflow.snapshots.cut import Cut, cut_of
 from onceflow.snapshots.fork import Fork
-from onceflow.snapshots.history import History
-from onceflow.snapshots.told import find
+from onceflow.snapshots.listings import find
+from onceflow.snapshots.published_history import History
 
 _TRIES = 5
 

@@ -8,9 +8,9 @@ import click
 
 from onceflow.cli.output import home_option, json_option, number, show, table
 from onceflow.errors import LeaseHeld
-from onceflow.home import JobFolder, Query
-from onceflow.runtime.lease import Lease
-from onceflow.runtime.status import chosen
+from onceflow.protocol.home import JobFolder, Query
+from onceflow.protocol.lease import Lease
+from onceflow.service.status import chosen
 from onceflow.sinks import Kafka, open_target
 
 

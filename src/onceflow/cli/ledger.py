@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from onceflow.cli.output import home_option, json_option, show, table
-from onceflow.runtime.ledgers import ledger
-from onceflow.runtime.status import chosen
+from onceflow.service.ledger_view import ledger
+from onceflow.service.status import chosen
 
 
 @click.command("ledger")

@@ -7,16 +7,16 @@ from typing import Any
 
 import click
 
+from onceflow.cli.log_input import append, parse_time, place, tail
 from onceflow.cli.output import age, json_option, number, show, table
-from onceflow.cli.rows import append, parse_time, place, tail
+from onceflow.contract.schema import columns
+from onceflow.contract.sink import parse_bytes
 from onceflow.errors import JobError
-from onceflow.job import milliseconds
+from onceflow.jobs.job import milliseconds
 from onceflow.log.embedded import DEFAULT_SCHEMA, EmbeddedLog
-from onceflow.log.plain import show_time
 from onceflow.log.readers import Reader, forget, readers
 from onceflow.log.retention import expired, trim
-from onceflow.schema import columns
-from onceflow.sinks.base import parse_bytes
+from onceflow.log.text_output import show_time
 
 
 @click.group("log")

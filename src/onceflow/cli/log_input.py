@@ -20,14 +20,14 @@ import click
 
 from onceflow.cli.output import json_option, number, show
 from onceflow.cli.telling import write_nowhere
+from onceflow.contract.schema import parse_schema, spark_schema
 from onceflow.errors import BadInput, DiskFull, JobError
 from onceflow.log.embedded import DEFAULT_SCHEMA, EmbeddedLog
-from onceflow.log.intake import FORMATS, Input, Intake, Rejects, parquet_file
-from onceflow.log.plain import as_word, plain_rows
 from onceflow.log.segments import APPENDED_AT, OFFSET, OURS, PARTITION
 from onceflow.log.tail import last_slices, slices_from
+from onceflow.log.text_input import FORMATS, Input, Intake, Rejects, parquet_file
+from onceflow.log.text_output import as_word, plain_rows
 from onceflow.log.values import Malformed, microseconds
-from onceflow.schema import parse_schema, spark_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

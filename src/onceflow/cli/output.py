@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from onceflow.errors import JobError, OnceflowError
-from onceflow.handle import DEFAULT_HOME
-from onceflow.units import age, brief, number
+from onceflow.jobs.handle import DEFAULT_HOME
+from onceflow.service.units import age, brief, number
 
 _COLOURS = {"ok": "green", "warning": "yellow", "wrong": "red", "error": "red", "fix": "green"}
 

@@ -8,14 +8,14 @@ from typing import Any
 import click
 
 from onceflow.cli.output import home_option, json_option, show, table
-from onceflow.home import JobFolder
-from onceflow.runtime.status import chosen
-from onceflow.runtime.stopping import who
-from onceflow.snapshots.arrive import Arrive
+from onceflow.jobs.stop_request import who
+from onceflow.protocol.home import JobFolder
+from onceflow.service.status import chosen
 from onceflow.snapshots.epochs import retained
+from onceflow.snapshots.import_savepoint import Arrive
 from onceflow.snapshots.lineages import find
+from onceflow.snapshots.listings import find as find_savepoint
 from onceflow.snapshots.restore import Restore
-from onceflow.snapshots.told import find as find_savepoint
 
 published_option = click.option(
     "--published",

@@ -12,8 +12,8 @@ import click
 from onceflow.cli.output import home_option, json_option, paint
 from onceflow.cli.screen import screen_for
 from onceflow.errors import JobError
-from onceflow.home import now
-from onceflow.runtime.supervisor import Supervisor
+from onceflow.protocol.home import now
+from onceflow.service.supervisor import Supervisor
 
 
 @click.command("run")
@@ -67,8 +67,8 @@ def command(  # noqa: PLR0917 - one parameter for each option
 @contextmanager
 def _page(home: str, token_file: str | None, *, as_json: bool) -> Iterator[None]:
     """In a thread: the job has a process of its own, which it does not slow."""
-    from onceflow.web.access import token_in
-    from onceflow.web.server import Page
+    from onceflow.page.access import token_in
+    from onceflow.page.server import Page
 
     token, warning = (None, None) if token_file is None else token_in(token_file)
     if warning:

@@ -9,11 +9,11 @@ import click
 
 from onceflow.cli.output import home_option, json_option, number, show, table
 from onceflow.cli.stop import stop_job
-from onceflow.runtime.status import chosen
-from onceflow.runtime.stopping import who
-from onceflow.snapshots.past import sweep_all
+from onceflow.jobs.stop_request import who
+from onceflow.protocol.retained_decisions import sweep_all
+from onceflow.service.status import chosen
+from onceflow.snapshots.listings import about, details, find, listed
 from onceflow.snapshots.savepoints import Savepoints
-from onceflow.snapshots.told import about, details, find, listed
 
 
 @click.group("savepoint")

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from onceflow.cli.output import age, brief, failed, is_terminal, number
-from onceflow.runtime.supervisor import Event, Screen
+from onceflow.service.supervisor import Event, Screen
 
 _NEWS_EVERY = 5.0  # seconds, if an epoch was decided since
 _SIGN_OF_LIFE_EVERY = 60.0

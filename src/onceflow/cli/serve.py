@@ -50,9 +50,9 @@ def command(  # noqa: PLR0917 - one parameter for each option
     It reads the home and never a running job, so jobs need not know of it. Reading needs no token;
     taking a savepoint through it does. SIGINT (Ctrl-C) and SIGTERM end it.
     """
-    from onceflow.web.access import token_in
-    from onceflow.web.guard import is_loopback
-    from onceflow.web.server import Page
+    from onceflow.page.access import token_in
+    from onceflow.page.guard import is_loopback
+    from onceflow.page.server import Page
 
     if read_only and token_file is not None:
         raise JobError("--read-only has no token", hint="leave out --token-file")

@@ -13,9 +13,9 @@ from onceflow.cli import state_keyed
 from onceflow.cli.output import home_option, json_option, number, show, table
 from onceflow.cli.state_keyed import cell, epoch_option, query_option
 from onceflow.errors import JobError
-from onceflow.runtime.status import chosen
-from onceflow.snapshots.state import choose, states
-from onceflow.snapshots.told import states_told
+from onceflow.service.status import chosen
+from onceflow.snapshots.listings import states_told
+from onceflow.snapshots.state_view import choose, states
 
 
 @click.group("state")
@@ -108,7 +108,7 @@ def show_(
     of_spark = operator is not None or store is not None
     if steps or step is not None:
         if not of_spark:
-            from onceflow.snapshots.keyed_state import choose_step
+            from onceflow.snapshots.keyed_state_view import choose_step
 
             for keyed in choose_step(folder, steps, step, one=key is not None):
                 state_keyed.show_rows(keyed, key=key, limit=limit, as_json=as_json)
@@ -133,7 +133,7 @@ def show_(
 
 
 def _session() -> Any:
-    from onceflow.session import get_session
+    from onceflow.spark.session import get_session
 
     with tempfile.TemporaryDirectory(prefix="onceflow-spark-") as folder:
         return get_session("local[*]", log=Path(folder) / "spark.log")

@@ -14,13 +14,13 @@ import click
 from onceflow.cli.output import home_option, is_terminal, json_option, number, show, table
 from onceflow.cli.restore import answered, plan_option
 from onceflow.errors import JobError
-from onceflow.runtime.status import chosen
-from onceflow.runtime.stopping import who
-from onceflow.snapshots.state import states
+from onceflow.jobs.stop_request import who
+from onceflow.service.status import chosen
+from onceflow.snapshots.state_view import states
 
 if TYPE_CHECKING:
-    from onceflow.home import JobFolder
-    from onceflow.snapshots.keyed_state import KeyedState
+    from onceflow.protocol.home import JobFolder
+    from onceflow.snapshots.keyed_state_view import KeyedState
 
 _LARGEST = 5  # key groups that are listed
 _TELL_EVERY = 2.0  # seconds
@@ -120,7 +120,7 @@ def show_rows(state: KeyedState, *, key: str | None, limit: int, as_json: bool) 
 def _one(
     folder: JobFolder, step: str, *, query: str | None, epoch: int | None = None
 ) -> KeyedState:
-    from onceflow.snapshots.keyed_state import choose_step
+    from onceflow.snapshots.keyed_state_view import choose_step
 
     steps = [keyed for state in states(folder, query=query, epoch=epoch) for keyed in state.keyed]
     return choose_step(folder, steps, step, one=True)[0]

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from onceflow.cli.output import home_option, json_option, number, show, table
-from onceflow.runtime.status import chosen, status
+from onceflow.service.status import chosen, status
 
 
 @click.command("status")

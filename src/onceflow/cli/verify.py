@@ -17,12 +17,12 @@ import click
 from onceflow.cli.output import json_option
 from onceflow.cli.telling import Event, screen, shown_on
 from onceflow.cli.verify_screen import WORDS
+from onceflow.contract.ledger import Guarantee
 from onceflow.errors import JobError
-from onceflow.handle import DEFAULT_HOME
-from onceflow.ledger import Guarantee
+from onceflow.jobs.handle import DEFAULT_HOME
 
 if TYPE_CHECKING:
-    from onceflow.verify.runner import Settings
+    from onceflow.harness.runner import Settings
 
 _FAULTS = 40
 _LONG = 300
@@ -98,8 +98,8 @@ def command(  # noqa: PLR0917 - one parameter for each option
 
     Exit code 0: valid. 1: invalid. 3: unknown, because a check could not be made.
     """
-    from onceflow.verify.record import Record
-    from onceflow.verify.runner import Runner
+    from onceflow.harness.record import Record
+    from onceflow.harness.runner import Runner
 
     if report is not None and not Path(report).absolute().parent.is_dir():
         raise JobError(f"there is no folder for {report}", hint="create it, or name another file")
@@ -134,7 +134,7 @@ def command(  # noqa: PLR0917 - one parameter for each option
             if kept is not None:
                 kept.ended(result.as_json())
             if report is not None:
-                from onceflow.verify.report import html
+                from onceflow.harness.report import html
 
                 Path(report).write_text(html(result.as_json()))
                 shown.show({"event": "report", "path": report})
@@ -151,12 +151,12 @@ def _settings(  # noqa: PLR0917 - one parameter for each option
     duration: str | None, kinds: tuple[str, ...], points: tuple[str, ...], jobs: str, sinks: str,
     guarantee: str | None, recorded: str | None, master: str, brokers: int | None,
 ) -> Settings:  # fmt: skip
-    from onceflow.job import milliseconds
-    from onceflow.testing.faults import KEYED, POINTS, SERVICES, TASK
-    from onceflow.testing.faults import SNAPSHOTS as STEPS
-    from onceflow.verify.jobs import JOBS, SERVER_SINKS, SINKS, cases
-    from onceflow.verify.runner import Settings
-    from onceflow.verify.schedule import KINDS, SNAPSHOTS
+    from onceflow.faults.points import KEYED, POINTS, SERVICES, TASK
+    from onceflow.faults.points import SNAPSHOTS as STEPS
+    from onceflow.harness.jobs import JOBS, SERVER_SINKS, SINKS, cases
+    from onceflow.harness.runner import Settings
+    from onceflow.harness.schedule import KINDS, SNAPSHOTS
+    from onceflow.jobs.job import milliseconds
 
     seconds = None if duration is None else milliseconds(duration) / 1000
     faults = faults or (_FAULTS if seconds is None else max(1, round(seconds)))

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from onceflow.schema import quoted
+from onceflow.contract.schema import quoted
 
 NAME = "onceflow"  # of what Spark observes
 _BITS = 36  # of each hash: the sum of 134 million rows fits into a long

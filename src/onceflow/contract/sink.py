@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from onceflow.contract.ledger import Committable, Guarantee, Ledger, Outcome, Position, Publication
+from onceflow.contract.schema import quoted
 from onceflow.errors import JobError
-from onceflow.ledger import Committable, Guarantee, Ledger, Outcome, Position, Publication
-from onceflow.schema import quoted
 
 
 @dataclass(frozen=True)

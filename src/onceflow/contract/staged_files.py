@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
+from onceflow.contract.ledger import Committable
+from onceflow.contract.schema import quoted
 from onceflow.errors import BadRows, Damaged
-from onceflow.ledger import Committable
-from onceflow.schema import quoted
-from onceflow.storage import fsync_dir, fsync_file, translate_disk_full
+from onceflow.store.posix import fsync_dir, fsync_file, translate_disk_full
 
 # Task attempts become visible in the staging area only when the whole job commits.
 COMMITTER = {

@@ -19,7 +19,7 @@ from onceflow.demo.folder import HOME, SAID, SCRATCH
 from onceflow.demo.observed import Observed
 from onceflow.demo.processes import RUN, WORKER, Child, Ended, Event
 from onceflow.errors import OnceflowError, SetupError
-from onceflow.runtime.family import scratch_environment
+from onceflow.service.process_tree import scratch_environment
 
 Tell = Callable[..., None]
 

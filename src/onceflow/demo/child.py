@@ -12,7 +12,7 @@ import os
 import runpy
 import sys
 
-from onceflow.runtime.driver import killed_with_parent
+from onceflow.service.driver import killed_with_parent
 
 
 def main() -> None:

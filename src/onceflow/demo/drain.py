@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from onceflow.demo.cast import JobPart
+from onceflow.kafka.broker import Broker
 from onceflow.log.embedded import EmbeddedLog
-from onceflow.sources.kafka_broker import Broker
 
 # What each job reads; a job stands behind those whose outputs it reads.
 READS = {

@@ -9,8 +9,8 @@ from typing import Any
 
 from onceflow.demo import application
 from onceflow.errors import JobError, LeaseHeld
-from onceflow.home import JobFolder, jobs
-from onceflow.runtime.lease import Holder, Lease
+from onceflow.protocol.home import JobFolder, jobs
+from onceflow.protocol.lease import Holder, Lease
 
 HOME, SCRATCH, SAID, SERVERS = "home", "scratch", "said", "servers"
 _MARK = "demo.json"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from onceflow.epoch_log import Decision, EpochLog
-from onceflow.home import JobFolder, Query
-from onceflow.runtime.lease import Holder, Lease
-from onceflow.spark_inside import Checkpoint
+from onceflow.protocol.epoch_log import Decision, EpochLog
+from onceflow.protocol.home import JobFolder, Query
+from onceflow.protocol.lease import Holder, Lease
+from onceflow.spark.inside import Checkpoint
 
 
 class Observed:

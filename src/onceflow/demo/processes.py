@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from onceflow.runtime.complaint import death
-from onceflow.runtime.family import GONE_WITHIN, adopt_orphans, family, wait_for
+from onceflow.service.error_report import death
+from onceflow.service.process_tree import GONE_WITHIN, adopt_orphans, family, wait_for
 
 Event = dict[str, Any]
 RUN = "onceflow run"  # what the first process of a job is called

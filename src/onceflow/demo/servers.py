@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from onceflow import jars
 from onceflow.demo.folder import SERVERS
 from onceflow.errors import SetupError
+from onceflow.spark import jars
 from onceflow.testing.servers import Kafka, Postgres
 
 _CLIENTS = {"confluent_kafka": "kafka", "psycopg": "postgres"}  # module -> extra of onceflow

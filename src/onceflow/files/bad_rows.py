@@ -6,8 +6,8 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from onceflow.contract.schema import leaf_types
 from onceflow.errors import JobError
-from onceflow.schema import leaf_types
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

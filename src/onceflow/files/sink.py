@@ -10,14 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onceflow.commits import Commit, CommitLog, Commits
-from onceflow.committables import AS_WRITTEN, BY, COMMITTER, describe, refuse_long_folder
+from onceflow.contract.ledger import Committable, Ledger, Position, Publication
+from onceflow.contract.schema import columns, refuse_difference
+from onceflow.contract.sink import Staged, parse_bytes
+from onceflow.contract.staged_files import AS_WRITTEN, BY, COMMITTER, describe, refuse_long_folder
 from onceflow.errors import Damaged, Fenced, JobError, TargetBehind, TargetForeign
-from onceflow.ledger import Committable, Ledger, Position, Publication
-from onceflow.schema import columns, refuse_difference
-from onceflow.sinks.base import Staged, parse_bytes
-from onceflow.sinks.folder import FolderSink
-from onceflow.testing.faults import reach
+from onceflow.faults.points import reach
+from onceflow.folders.commit_log import Commit, CommitLog, Commits
+from onceflow.folders.folder import FolderSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

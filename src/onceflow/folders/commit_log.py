@@ -22,9 +22,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from onceflow.contract.ledger import Ledger, Outcome, Position, Publication, judge
 from onceflow.errors import Damaged, Fenced
-from onceflow.ledger import Ledger, Outcome, Position, Publication, judge
-from onceflow.storage import LocalStore, NumberedLog, Put, seal, unseal
+from onceflow.store.posix import LocalStore, NumberedLog, Put, seal, unseal
 
 _MANIFEST = "manifest"
 _SWAPPED = "put the file back from a backup: it was copied or swapped"

@@ -26,10 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from onceflow.commits import Commit, CommitLog
-from onceflow.committables import verify
-from onceflow.errors import Fenced, PublishFailed, PublishUnknown
-from onceflow.ledger import (
+from onceflow.contract.ledger import (
     Committable,
     Guarantee,
     Ledger,
@@ -38,9 +35,12 @@ from onceflow.ledger import (
     refuse_older,
     staged_file_gone,
 )
-from onceflow.sinks.base import Sink, Staged
-from onceflow.storage import fsync_dir, fsync_file, make_dirs, translate_disk_full
-from onceflow.testing.faults import reach
+from onceflow.contract.sink import Sink, Staged
+from onceflow.contract.staged_files import verify
+from onceflow.errors import Fenced, PublishFailed, PublishUnknown
+from onceflow.faults.points import reach
+from onceflow.folders.commit_log import Commit, CommitLog
+from onceflow.store.posix import fsync_dir, fsync_file, make_dirs, translate_disk_full
 
 
 class FolderSink(Sink):

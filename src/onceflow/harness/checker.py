@@ -24,9 +24,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from onceflow.verify.jobs import Truth
-from onceflow.verify.observer import Observer, Seen
-from onceflow.verify.targets import Corrupt, Published, Row, Target, read
+from onceflow.harness.jobs import Truth
+from onceflow.harness.observer import Observer, Seen
+from onceflow.harness.targets import Corrupt, Published, Row, Target, read
 
 _EXAMPLES = 3
 # What an output may show that promises less.
@@ -217,7 +217,7 @@ def left_behind(job: Path, targets: list[Target]) -> Iterator[Violation]:
         yield Violation("left", job.name, f"{len(strange)} files: {names}", len(strange))
     for target in targets:
         if target.is_server:
-            from onceflow.verify.server_targets import left_open
+            from onceflow.harness.server_targets import left_open
 
             yield from (Violation("left", target.output, said) for said in left_open(target))
     for lock in job.glob("lease/*.lock"):

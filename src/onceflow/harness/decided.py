@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onceflow.verify.targets import Corrupt, body
+from onceflow.harness.targets import Corrupt, body
 
 _TRIES = 200
 

@@ -23,23 +23,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from onceflow import spark_inside
+from onceflow import faults
 from onceflow.errors import JobError
-from onceflow.flow import Flow
-from onceflow.job import load
+from onceflow.harness import mutants
+from onceflow.jobs.flow import Flow
+from onceflow.jobs.job import load
 from onceflow.log.embedded import EmbeddedLog
-from onceflow.runtime.complaint import complaint
-from onceflow.runtime.driver import (
-    Stop,
-    Teller,
-    keep_libraries_quiet,
-    killed_with_parent,
-    live,
-)
-from onceflow.session import get_session
+from onceflow.service.driver import Stop, Teller, keep_libraries_quiet, killed_with_parent, live
+from onceflow.service.error_report import complaint
 from onceflow.sources import Log
-from onceflow.testing import faults
-from onceflow.verify import mutants
+from onceflow.spark import inside as spark_inside
+from onceflow.spark.session import get_session
 
 Order = dict[str, Any]
 

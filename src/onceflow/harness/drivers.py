@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.errors import SetupError
-from onceflow.job import import_root
-from onceflow.runtime.family import adopt_orphans, family, processes, scratch_environment
-from onceflow.session import AGEING
+from onceflow.jobs.job import import_root
+from onceflow.service.process_tree import adopt_orphans, family, processes, scratch_environment
+from onceflow.spark.session import AGEING
 
 Event = dict[str, Any]
 
@@ -45,7 +45,7 @@ class Driver:
         self.number = number
         self.log = scratch / f"driver-{number}.log"
         command = [
-            sys.executable, "-P", "-u", "-m", "onceflow.verify.driver", "--master", master,
+            sys.executable, "-P", "-u", "-m", "onceflow.harness.driver", "--master", master,
             "--settings", json.dumps(settings), "--log", str(self.log), "--events", str(writing),
         ]  # fmt: skip
         with self.log.open("ab") as said:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from onceflow.errors import DiskFull
+from onceflow.harness.targets import Away
+from onceflow.harness.workload import SCHEMA, Row, Workload, table
 from onceflow.log.embedded import EmbeddedLog
-from onceflow.verify.targets import Away
-from onceflow.verify.workload import SCHEMA, Row, Workload, table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -131,6 +131,6 @@ class _Log:
 def _open(path: Path, how: dict[str, Any]) -> Any:
     if "topic" not in how:
         return _Log(EmbeddedLog.create(path, **how))
-    from onceflow.verify.topic import TopicLog
+    from onceflow.harness.topic import TopicLog
 
     return TopicLog(how["servers"], how["topic"])

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from onceflow.verify.servers import Servers
-from onceflow.verify.targets import Row, Target
-from onceflow.verify.workload import BEGIN, DELAY, WINDOW
-from onceflow.verify.workload import Row as Input
+from onceflow.harness.servers import Servers
+from onceflow.harness.targets import Row, Target
+from onceflow.harness.workload import BEGIN, DELAY, WINDOW
+from onceflow.harness.workload import Row as Input
 
 FILE = Path(__file__).with_name("matrix.py")
 SINKS = ("files", "sqlite", "log")

@@ -17,16 +17,16 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from onceflow import Flow, job, sinks, sources
-from onceflow.keyed import Keyed
-from onceflow.sinks.base import Sink
+from onceflow.contract.sink import Sink
+from onceflow.harness.jobs import SEVERAL
+from onceflow.harness.server_sinks import Kafka, Postgres
+from onceflow.harness.servers import TRANSACTION_TIMEOUT
+from onceflow.harness.workload import SCHEMA
+from onceflow.protocol.keyed_spec import Keyed
 from onceflow.sources import Log
 from onceflow.state.process import KeyedProcess
 from onceflow.state.ready import Deduplicate
 from onceflow.state.states import MapState, ReducingState, Timer, ValueState
-from onceflow.verify.jobs import SEVERAL
-from onceflow.verify.server_sinks import Kafka, Postgres
-from onceflow.verify.servers import TRANSACTION_TIMEOUT
-from onceflow.verify.workload import SCHEMA
 
 DELAY, WINDOW = "10 seconds", "10 seconds"
 SETTINGS: Any = {"every": "0ms", "keep_epochs": 3}  # names are freed early and often

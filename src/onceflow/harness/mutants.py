@@ -42,8 +42,8 @@ def _put(where: Any, **what: Any) -> None:
 
 @_mutant("publish-before-deciding")
 def _publish_before_deciding() -> None:
-    from onceflow.epoch import Epochs
-    from onceflow.epoch_log import EpochLog
+    from onceflow.protocol.epoch import Epochs
+    from onceflow.protocol.epoch_log import EpochLog
 
     decide, publish = EpochLog.decide, Epochs._publish
     put_off: list[Any] = []
@@ -70,8 +70,8 @@ def _ignore_the_term() -> None:
     """In the ledgers and in the epoch log."""
     from dataclasses import replace
 
-    from onceflow.epoch_log import EpochLog
-    from onceflow.ledger import Outcome, judge
+    from onceflow.contract.ledger import Outcome, judge
+    from onceflow.protocol.epoch_log import EpochLog
 
     _judge_by(
         lambda ledger, publication, target: (
@@ -86,9 +86,9 @@ def _ignore_the_term() -> None:
 
 
 def _judge_by(goes_on: Callable[[Any, Any, str], bool]) -> None:
-    from onceflow import commits
-    from onceflow.ledger import Outcome
-    from onceflow.sinks import sqlite
+    from onceflow.contract.ledger import Outcome
+    from onceflow.folders import commit_log as commits
+    from onceflow.sqlite import sink as sqlite
 
     def judge(ledger: Any, publication: Any, target: str) -> Outcome:
         on = goes_on(ledger, publication, target)
@@ -100,9 +100,9 @@ def _judge_by(goes_on: Callable[[Any, Any, str], bool]) -> None:
 
 @_mutant("ledger-in-another-transaction")
 def _ledger_in_another_transaction() -> None:
-    from onceflow.ledger import Outcome, Publication, judge
-    from onceflow.sinks.sqlite import Sqlite
-    from onceflow.testing.faults import reach
+    from onceflow.contract.ledger import Outcome, Publication, judge
+    from onceflow.faults.points import reach
+    from onceflow.sqlite.sink import Sqlite
 
     def publish(self: Sqlite, publication: Publication) -> Outcome:
         with self._writing() as db:
@@ -123,7 +123,7 @@ def _ledger_in_another_transaction() -> None:
 
 @_mutant("drop-a-partition")
 def _drop_a_partition() -> None:
-    from onceflow.staging import Stager
+    from onceflow.protocol.staging import Stager
 
     stage = Stager.stage
 
@@ -135,7 +135,7 @@ def _drop_a_partition() -> None:
 
 @_mutant("sweep-a-decided-file")
 def _sweep_a_decided_file() -> None:
-    from onceflow.epoch import Epochs
+    from onceflow.protocol.epoch import Epochs
 
     publish_last = Epochs._publish_last
 
@@ -148,7 +148,7 @@ def _sweep_a_decided_file() -> None:
 
 @_mutant("sweep-before-fencing")
 def _sweep_before_fencing() -> None:
-    from onceflow.epoch import Epochs
+    from onceflow.protocol.epoch import Epochs
 
     refuse = Epochs._refuse_other_columns
 
@@ -165,7 +165,7 @@ def _sweep_before_fencing() -> None:
 
 @_mutant("no-fence-entry")
 def _no_fence_entry() -> None:
-    from onceflow.epoch_log import EpochLog
+    from onceflow.protocol.epoch_log import EpochLog
 
     def fence(self: EpochLog, term: int, facts: dict[str, Any]) -> None:
         self._log.catch_up(self._view)
@@ -178,7 +178,7 @@ def _no_fence_entry() -> None:
 @_mutant("evaluate-again")
 def _evaluate_again() -> None:
     """Recovery publishes what was decided and lets Spark run the epoch again for its state."""
-    from onceflow.epoch import Epochs
+    from onceflow.protocol.epoch import Epochs
 
     _leave_spark_alone()
     run = Epochs._run
@@ -195,8 +195,8 @@ def _evaluate_again() -> None:
 @_mutant("decision-without-offsets")
 def _decision_without_offsets() -> None:
     """An epoch whose number is decided is taken for done, whatever range Spark planned for it."""
-    from onceflow.epoch import Epochs
-    from onceflow.epoch_log import Decision
+    from onceflow.protocol.epoch import Epochs
+    from onceflow.protocol.epoch_log import Decision
 
     _leave_spark_alone()
     run = Epochs._run
@@ -226,14 +226,14 @@ class _Anything(dict[str, Any]):
 
 
 def _leave_spark_alone() -> None:
-    from onceflow.agreement import Agreement
+    from onceflow.protocol.checkpoint_repair import Agreement
 
     _put(Agreement, make=lambda self: None)
 
 
 @_mutant("prune-without-a-roll-up")
 def _prune_without_a_roll_up() -> None:
-    from onceflow.epoch_log import EpochLog
+    from onceflow.protocol.epoch_log import EpochLog
 
     def prune(self: EpochLog, *, keep: int, slack: int) -> bool:
         decisions = self._view.decisions
@@ -247,7 +247,7 @@ def _prune_without_a_roll_up() -> None:
 @_mutant("ledger-to-the-last-stable-offset")
 def _ledger_to_the_last_stable_offset() -> None:
     """Kafka's ledger is read as far as any reader of committed records comes at once."""
-    from onceflow.sinks.kafka_client import Cluster
+    from onceflow.kafka.client import Cluster
 
     ends = Cluster.ends
 
@@ -260,8 +260,8 @@ def _ledger_to_the_last_stable_offset() -> None:
 @_mutant("slots-changed-between-decision-and-publish")
 def _slots_changed_between_decision_and_publish() -> None:
     """Who publishes chooses the slots of an epoch's files; one slot behind the other."""
-    from onceflow.sinks import kafka
-    from onceflow.sinks.kafka import Kafka
+    from onceflow.kafka import sink as kafka
+    from onceflow.kafka.sink import Kafka
 
     publish = Kafka.publish
 
@@ -282,8 +282,8 @@ def _slots_changed_between_decision_and_publish() -> None:
 @_mutant("copy-trusted-after-a-server-crash")
 def _copy_trusted_after_a_server_crash() -> None:
     """Nobody counts what tasks have copied to PostgreSQL."""
-    from onceflow.sinks.postgres_copy import Apart
-    from onceflow.sinks.postgres_table import TAG
+    from onceflow.postgres.copy import Apart
+    from onceflow.postgres.table import TAG
 
     def trusted(self: Apart, _db: Any, _target: str) -> str:
         tags = ", ".join(str(tag) for tag, _ in self.parts)
@@ -295,9 +295,12 @@ def _copy_trusted_after_a_server_crash() -> None:
 @_mutant("ledger-compared-by-number-only")
 def _ledger_compared_by_number_only() -> None:
     """An epoch with a number that the ledger has is taken for published, whoever decided it."""
-    from onceflow import commits
-    from onceflow.ledger import Outcome, judge
-    from onceflow.sinks import kafka, kafka_slots, postgres, sqlite
+    from onceflow.contract.ledger import Outcome, judge
+    from onceflow.folders import commit_log as commits
+    from onceflow.kafka import sink as kafka
+    from onceflow.kafka import slot as kafka_slots
+    from onceflow.postgres import sink as postgres
+    from onceflow.sqlite import sink as sqlite
 
     def by_number(ledger: Any, publication: Any, target: str) -> Outcome:
         if ledger.position is not None and ledger.position.epoch >= publication.epoch:
@@ -316,7 +319,7 @@ def _rewind_the_ledger_only() -> None:
     """A lineage that goes on from a cut moves the ledgers there, and takes no row back."""
     from dataclasses import replace
 
-    from onceflow.lineage import Origin
+    from onceflow.protocol.lineage import Origin
 
     bring = Origin.bring
 
@@ -330,7 +333,7 @@ def _rewind_the_ledger_only() -> None:
 @_mutant("skip-and-publish-again")
 def _skip_and_publish_again() -> None:
     """Epochs that were to be skipped are published like any other."""
-    from onceflow.lineage import Origin
+    from onceflow.protocol.lineage import Origin
 
     _rewind_the_ledger_only()
     _put(Origin, last_of=lambda self, output: self.cut)
@@ -363,7 +366,7 @@ def _drop_a_run() -> None:
 @_mutant("state-of-the-newest-manifest")
 def _state_of_the_newest_manifest() -> None:
     """State is what was written last, whether it was decided or not."""
-    from onceflow.operators import Operators
+    from onceflow.protocol.keyed_runner import Operators
     from onceflow.state.manifest import Manifest
 
     def newest(self: Operators, step: Any, *_: Any) -> Manifest:

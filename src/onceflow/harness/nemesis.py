@@ -9,15 +9,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from onceflow.runtime.complaint import death
-from onceflow.runtime.family import processes
-from onceflow.verify import server_faults, snapshot_faults
-from onceflow.verify.checker import Violation
-from onceflow.verify.drivers import Driver
-from onceflow.verify.play import Life, Play, Struck
-from onceflow.verify.reaching import REACH_WITHIN, at_work, disarm, end_now, epoch, stand_still
-from onceflow.verify.schedule import Fault, opens
-from onceflow.verify.targets import body
+from onceflow.harness import server_faults, snapshot_faults
+from onceflow.harness.checker import Violation
+from onceflow.harness.drivers import Driver
+from onceflow.harness.play import Life, Play, Struck
+from onceflow.harness.reaching import REACH_WITHIN, at_work, disarm, end_now, epoch, stand_still
+from onceflow.harness.schedule import Fault, opens
+from onceflow.harness.targets import body
+from onceflow.service.error_report import death
+from onceflow.service.process_tree import processes
 
 _END_WITHIN = 120.0  # seconds until a driver has ended whose JVM is gone, or that was fenced
 _AWAKE_FOR = 8.0  # seconds that a zombie has before its successor goes on

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onceflow.verify.decided import Decided, Lineages
-from onceflow.verify.targets import Away, Corrupt, Published, Row, Target, read
+from onceflow.harness.decided import Decided, Lineages
+from onceflow.harness.targets import Away, Corrupt, Published, Row, Target, read
 
 _PAUSE = 0.2  # seconds
 _LONGEST_PAUSE = 2.0

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onceflow.errors import JobError, SetupError
-from onceflow.job import Workload, load
+from onceflow.harness.checker import differences
+from onceflow.harness.drivers import Driver
+from onceflow.harness.jobs import Truth
+from onceflow.harness.play import Case, Play
+from onceflow.harness.targets import Target, read
+from onceflow.jobs.job import Workload, load
 from onceflow.log.creation import spark_json
 from onceflow.log.embedded import EmbeddedLog
-from onceflow.verify.checker import differences
-from onceflow.verify.drivers import Driver
-from onceflow.verify.jobs import Truth
-from onceflow.verify.play import Case, Play
-from onceflow.verify.targets import Target, read
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from onceflow.verify.checker import Violation
-from onceflow.verify.decided import Decided
-from onceflow.verify.drivers import Driver, Drivers, Event
-from onceflow.verify.feed import Feed, Input
-from onceflow.verify.observer import Observer
-from onceflow.verify.schedule import Fault
-from onceflow.verify.servers import Servers
-from onceflow.verify.targets import Target
+from onceflow.harness.checker import Violation
+from onceflow.harness.decided import Decided
+from onceflow.harness.drivers import Driver, Drivers, Event
+from onceflow.harness.feed import Feed, Input
+from onceflow.harness.observer import Observer
+from onceflow.harness.schedule import Fault
+from onceflow.harness.servers import Servers
+from onceflow.harness.targets import Target
 
 _TURN = 0.02  # seconds
 _RESUME_WITHIN = 180.0  # seconds from a fault to the next epoch, on a busy machine

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from onceflow.verify.play import Play, Struck
-from onceflow.verify.schedule import Fault
+from onceflow.harness.play import Play, Struck
+from onceflow.harness.schedule import Fault
 
 REACH_WITHIN = 40.0  # seconds until an armed point is reached, or a wire is found
 

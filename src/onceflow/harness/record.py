@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from onceflow.home import now
+from onceflow.protocol.home import now
 
 KEEP = 100  # runs
 _PROGRESS_EVERY = 2.0  # seconds
@@ -42,7 +42,7 @@ class Record:
                 file.write(json.dumps(line) + "\n")
 
     def ended(self, result: dict[str, Any]) -> None:
-        from onceflow.verify.report import html
+        from onceflow.harness.report import html
 
         with contextlib.suppress(OSError, TypeError, ValueError):
             folder = self._made()

@@ -6,7 +6,7 @@ from collections import defaultdict
 from html import escape
 from typing import Any
 
-from onceflow.verify.schedule import KINDS, SNAPSHOTS, is_kill
+from onceflow.harness.schedule import KINDS, SNAPSHOTS, is_kill
 
 Json = dict[str, Any]
 

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from onceflow import __version__
-from onceflow.verify.checker import Violation
-from onceflow.verify.schedule import is_kill
+from onceflow.harness.checker import Violation
+from onceflow.harness.schedule import is_kill
 
 Event = dict[str, Any]
 

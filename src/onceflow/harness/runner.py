@@ -10,20 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onceflow import connector, jars
 from onceflow.errors import JobError, SetupError
-from onceflow.home import now
-from onceflow.verify import schedule
-from onceflow.verify.checker import ALLOWED, Violation, check, forked
-from onceflow.verify.disk import can_mount, disk_of
-from onceflow.verify.drivers import Drivers
-from onceflow.verify.feed import BuiltIn
-from onceflow.verify.jobs import FILE, JOBS, Truth
-from onceflow.verify.nemesis import strike
-from onceflow.verify.play import Case, Play
-from onceflow.verify.result import CaseResult, Result
-from onceflow.verify.schedule import Fault
-from onceflow.verify.servers import Servers, given
+from onceflow.harness import schedule
+from onceflow.harness.checker import ALLOWED, Violation, check, forked
+from onceflow.harness.disk import can_mount, disk_of
+from onceflow.harness.drivers import Drivers
+from onceflow.harness.feed import BuiltIn
+from onceflow.harness.jobs import FILE, JOBS, Truth
+from onceflow.harness.nemesis import strike
+from onceflow.harness.play import Case, Play
+from onceflow.harness.result import CaseResult, Result
+from onceflow.harness.schedule import Fault
+from onceflow.harness.servers import Servers, given
+from onceflow.protocol.home import now
+from onceflow.spark import jars
+from onceflow.spark import packages as connector
 
 Event = dict[str, Any]
 
@@ -179,7 +180,7 @@ class Runner:
             master: str = "local[2,4]"
             settings: dict[str, str] = {}
             if self.settings.master == "cluster":
-                from onceflow.verify.cluster import cluster
+                from onceflow.harness.cluster import cluster
 
                 master, settings = stack.enter_context(cluster(self.settings.folder))
             if any(JOBS[job].topic for job, _ in self.settings.cases):
@@ -199,7 +200,7 @@ class Runner:
             yield self._built_in(number, name, sinks, servers)
 
     def _own(self, spec: str, drivers: Drivers) -> Plot:
-        from onceflow.verify.own import own_case, truth_of
+        from onceflow.harness.own import own_case, truth_of
 
         driver = drivers.take()
         drivers.wait_until_ready(driver)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from onceflow.testing import faults
+from onceflow import faults
 
 # kind -> what it does, for people
 KINDS = {

@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from onceflow.harness.play import Play, Struck
+from onceflow.harness.reaching import REACH_WITHIN, at_work, disarm, epoch, stand_still
+from onceflow.harness.schedule import Fault
+from onceflow.harness.server_targets import LEDGER
+from onceflow.harness.servers import TRANSACTION_TIMEOUT, Servers
 from onceflow.testing.servers import Kafka
-from onceflow.verify.play import Play, Struck
-from onceflow.verify.reaching import REACH_WITHIN, at_work, disarm, epoch, stand_still
-from onceflow.verify.schedule import Fault
-from onceflow.verify.server_targets import LEDGER
-from onceflow.verify.servers import TRANSACTION_TIMEOUT, Servers
 
 _MOMENT = 1.0  # seconds that a server is away, its own start apart
 _FROZEN = TRANSACTION_TIMEOUT + 2.0

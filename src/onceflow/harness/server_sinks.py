@@ -6,8 +6,8 @@ from __future__ import annotations
 import sys
 
 from onceflow import sinks
-from onceflow.ledger import Committable, Outcome, Publication
-from onceflow.sinks.base import Staged
+from onceflow.contract.ledger import Committable, Outcome, Publication
+from onceflow.contract.sink import Staged
 
 
 class Kafka(sinks.Kafka):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-from onceflow.verify.targets import Away, Corrupt, Published, Target, fill
+from onceflow.harness.targets import Away, Corrupt, Published, Target, fill
 
 LEDGER = "-onceflow-ledger"
 _SHORT = 1.0  # seconds that one look may take; a server that is away is looked at again

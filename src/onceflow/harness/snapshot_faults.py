@@ -16,19 +16,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from onceflow.home import JobFolder
+from onceflow.harness.checker import Violation
+from onceflow.harness.play import Life, Play, Struck
+from onceflow.harness.reaching import REACH_WITHIN, at_work, end_now, epoch
+from onceflow.harness.schedule import Fault
+from onceflow.harness.targets import Target
+from onceflow.protocol.home import JobFolder
 from onceflow.snapshots.epochs import decisions
-from onceflow.verify.checker import Violation
-from onceflow.verify.play import Life, Play, Struck
-from onceflow.verify.reaching import REACH_WITHIN, at_work, end_now, epoch
-from onceflow.verify.schedule import Fault
-from onceflow.verify.targets import Target
 
 _ENDS_WITHIN = 120.0  # seconds, for a command, and for one life of a fork
 # The command line as it is, in which a fault can be armed.
 _ONCEFLOW = """
 from onceflow.testing import faults
-from onceflow.verify import mutants
+from onceflow.harness import mutants
 faults.arm_from_environment()
 mutants.install_from_environment()
 from onceflow.cli import main

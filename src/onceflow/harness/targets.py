@@ -87,7 +87,7 @@ def read(target: Target, job: str, known: dict[str, Any] | None = None) -> Publi
     if target.kind == "sqlite":
         return _read_table(target, job)
     if target.is_server:
-        from onceflow.verify.server_targets import read_server
+        from onceflow.harness.server_targets import read_server
 
         return read_server(target, job, known)
     return _read_folder(Path(target.path), f"{job}/{target.output}", {} if known is None else known)

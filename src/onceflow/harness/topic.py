@@ -6,8 +6,8 @@ import json
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from onceflow.verify.server_targets import QUIET, Reader, ends, kafka_admin
-from onceflow.verify.targets import Away
+from onceflow.harness.server_targets import QUIET, Reader, ends, kafka_admin
+from onceflow.harness.targets import Away
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from onceflow.job import import_root
+from onceflow.jobs.job import import_root
 
 
 def fingerprint(function: Callable[..., Any]) -> str | None:

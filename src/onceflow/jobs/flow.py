@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onceflow.declared import Declared
+from onceflow.contract.ledger import Guarantee
+from onceflow.contract.sink import Sink
+from onceflow.contract.source import Source
 from onceflow.errors import JobError
-from onceflow.home import JobFolder
-from onceflow.keyed import GROUPS, Keyed, KeyedStep, keyed
-from onceflow.ledger import Guarantee
-from onceflow.names import check_name
-from onceflow.sinks.base import Sink
-from onceflow.sources.base import Source
+from onceflow.protocol.home import JobFolder
+from onceflow.protocol.keyed_spec import GROUPS, Keyed, KeyedStep, keyed
+from onceflow.protocol.query_spec import Declared
+from onceflow.store.names import check_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,22 +11,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onceflow.declared import Declared
-from onceflow.digest import with_digest
-from onceflow.epoch import Again, Epochs, Stopping
-from onceflow.epoch_log import Decision
+from onceflow.contract.digest import with_digest
+from onceflow.contract.ledger import Guarantee
+from onceflow.contract.sink import Sink
 from onceflow.errors import JobError, OnceflowError, PlanChanged
-from onceflow.fingerprint import fingerprint
-from onceflow.flow import Flow, declare
-from onceflow.home import JobFolder, Query
-from onceflow.job import Job, milliseconds
-from onceflow.keyed import Keyed
-from onceflow.ledger import Guarantee
-from onceflow.runtime.lease import Lease
-from onceflow.runtime.stopping import StopRequest
-from onceflow.session import check_session, get_session
-from onceflow.sinks.base import Sink
+from onceflow.jobs.fingerprint import fingerprint
+from onceflow.jobs.flow import Flow, declare
+from onceflow.jobs.job import Job, milliseconds
+from onceflow.jobs.stop_request import StopRequest
+from onceflow.protocol.epoch import Again, Epochs, Stopping
+from onceflow.protocol.epoch_log import Decision
+from onceflow.protocol.home import JobFolder, Query
+from onceflow.protocol.keyed_spec import Keyed
+from onceflow.protocol.lease import Lease
+from onceflow.protocol.query_spec import Declared
 from onceflow.snapshots.restore import finish
+from onceflow.spark.session import check_session, get_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -337,7 +337,7 @@ def _writer(epochs: Epochs) -> Any:
     declared, query = epochs.declared, epochs.query
     df = declared.df
     if declared.ticks:
-        from onceflow.sources.ticks import with_ticks
+        from onceflow.protocol.ticks import with_ticks
 
         df = with_ticks(df, query.ticks)
     own = declared.digests and not declared.keyed  # else it is taken of what the steps emit

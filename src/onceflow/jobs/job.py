@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onceflow.errors import JobError
-from onceflow.names import check_name
+from onceflow.store.names import check_name
 
 if TYPE_CHECKING:
-    from onceflow.flow import Flow
+    from onceflow.jobs.flow import Flow
 
 # The row of a number; all that is random in it comes from the generator, which is seeded by it.
 Workload = Callable[[int, random.Random], Mapping[str, Any]]

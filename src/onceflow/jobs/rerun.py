@@ -16,19 +16,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onceflow.epoch_log import Decision
+from onceflow.contract.ledger import Ledger, Outcome, Publication
+from onceflow.contract.sink import Sink
 from onceflow.errors import JobError, PlanChanged
-from onceflow.flow import Flow
-from onceflow.handle import run_again
-from onceflow.home import JobFolder, Query
-from onceflow.job import Job
-from onceflow.ledger import Ledger, Outcome, Publication
-from onceflow.lineage import Origin
-from onceflow.sinks.base import Sink
-from onceflow.snapshots.cuts import Cut, cut_of
-from onceflow.snapshots.look import chosen_queries, not_retained, where_decided
+from onceflow.jobs.flow import Flow
+from onceflow.jobs.handle import run_again
+from onceflow.jobs.job import Job
+from onceflow.protocol.epoch_log import Decision
+from onceflow.protocol.home import JobFolder, Query
+from onceflow.protocol.lineage import Origin
+from onceflow.snapshots.cut import Cut, cut_of
+from onceflow.snapshots.epoch_view import chosen_queries, not_retained, where_decided
 from onceflow.snapshots.new_job import make_job
-from onceflow.spark_inside import no_state_snapshots
+from onceflow.spark.inside import no_state_snapshots
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.errors import NotStopped
-from onceflow.home import JobFolder, now
-from onceflow.runtime.lease import Holder, Lease, host_name
-from onceflow.storage import LocalStore, make_dirs, seal, unseal
+from onceflow.protocol.home import JobFolder, now
+from onceflow.protocol.lease import Holder, Lease, host_name
+from onceflow.store.posix import LocalStore, make_dirs, seal, unseal
 
 _FOLDER, _KIND, _DONE = "stop", "stop", ".done.json"
 _LOOK_EVERY = 0.5  # seconds, by the driver

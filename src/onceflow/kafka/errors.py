@@ -7,7 +7,7 @@ import re
 from onceflow.errors import JobError, OnceflowError, OutOfRange, ServerSilent, SetupError
 
 _JARS = (
-    'export ONCEFLOW_JARS="$(python -m onceflow.jars connector)", or give the session '
+    'export ONCEFLOW_JARS="$(python -m onceflow.spark.jars connector)", or give the session '
     "spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:<version of Spark>"
 )
 _ANEW = "start the job under a new home, with targets of its own"

@@ -28,9 +28,9 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
+from onceflow.contract.ledger import Ledger, Position, Publication
 from onceflow.errors import Damaged, PublishUnknown
-from onceflow.ledger import Ledger, Position, Publication
-from onceflow.sinks.kafka_client import Cluster, confluent
+from onceflow.kafka.client import Cluster, confluent
 
 _NEAR = 1000  # offsets from the end: the last record of a job that runs is nearly always there
 # Nothing expires; small segments, so that reading stays quick.

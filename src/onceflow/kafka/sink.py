@@ -11,22 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from onceflow.contract.ledger import Committable, Guarantee, Ledger, Outcome, Publication, judge
+from onceflow.contract.schema import columns, refuse_difference
+from onceflow.contract.sink import Sink, Staged
 from onceflow.errors import JobError, PublishFailed, SchemaMismatch, TargetBehind, TargetError
-from onceflow.ledger import Committable, Guarantee, Ledger, Outcome, Publication, judge
-from onceflow.schema import columns, refuse_difference
-from onceflow.sinks.base import Sink, Staged
-from onceflow.sinks.kafka_client import Cluster, Topic, check_settings, confluent, without_secrets
-from onceflow.sinks.kafka_job import publish_parts
-from onceflow.sinks.kafka_ledger import (
-    LEDGER_TOPIC,
-    Record,
-    Slots,
-    read_records,
-    transactional_id,
-)
-from onceflow.sinks.kafka_rows import Layout
-from onceflow.sinks.kafka_slots import Part, Slot, Target, produce
-from onceflow.testing.faults import reach
+from onceflow.faults.points import reach
+from onceflow.kafka.client import Cluster, Topic, check_settings, confluent, without_secrets
+from onceflow.kafka.ledger import LEDGER_TOPIC, Record, Slots, read_records, transactional_id
+from onceflow.kafka.sink_rows import Layout
+from onceflow.kafka.slot import Part, Slot, Target, produce
+from onceflow.kafka.slot_job import publish_parts
 
 _GLANCE = 2.0  # seconds that `published` waits for an open transaction
 _LARGEST = 60_000_000  # bytes: below what a producer holds back in all

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from onceflow.contract.ledger import Committable
+from onceflow.contract.schema import columns, leaf_types
 from onceflow.errors import BadRows, JobError
-from onceflow.ledger import Committable
-from onceflow.schema import columns, leaf_types
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from onceflow.contract.ledger import Committable, Outcome, Publication, judge, staged_file_gone
+from onceflow.contract.schema import columns
 from onceflow.errors import (
     Fenced,
     PublishFailed,
@@ -23,18 +25,10 @@ from onceflow.errors import (
     TargetAway,
     TargetBehind,
 )
-from onceflow.ledger import Committable, Outcome, Publication, judge, staged_file_gone
-from onceflow.schema import columns
-from onceflow.sinks.kafka_client import Cluster, confluent
-from onceflow.sinks.kafka_ledger import (
-    Published,
-    Record,
-    read_records,
-    slot_ledger,
-    transactional_id,
-)
-from onceflow.sinks.kafka_rows import Layout, Messages
-from onceflow.testing.faults import reach
+from onceflow.faults.points import reach
+from onceflow.kafka.client import Cluster, confluent
+from onceflow.kafka.ledger import Published, Record, read_records, slot_ledger, transactional_id
+from onceflow.kafka.sink_rows import Layout, Messages
 
 _TAKES = 5  # times in a row that a slot is taken again from an older driver
 

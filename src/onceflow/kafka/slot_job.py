@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from onceflow.errors import Fenced, OnceflowError, PublishFailed, PublishUnknown, TargetBehind
-from onceflow.sinks.kafka_ledger import Record
-from onceflow.sinks.kafka_slots import Part, Slot, Target
+from onceflow.kafka.ledger import Record
+from onceflow.kafka.slot import Part, Slot, Target
 
 if TYPE_CHECKING:
     import pyarrow as pa

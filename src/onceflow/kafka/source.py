@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from onceflow.contract.sink import Sink
+from onceflow.contract.source import Keep, Source
 from onceflow.errors import JobError, OutOfRange, PlanChanged
-from onceflow.sinks.base import Sink
-from onceflow.sources.base import Keep, Source
-from onceflow.sources.kafka_broker import Broker, Offsets, Topic
-from onceflow.sources.kafka_errors import explain_kafka
-from onceflow.sources.kafka_rows import Form
-from onceflow.sources.kafka_settings import for_driver, for_spark, refuse_settings
-from onceflow.sources.log import place
+from onceflow.kafka.broker import Broker, Offsets, Topic
+from onceflow.kafka.errors import explain_kafka
+from onceflow.kafka.settings import for_driver, for_spark, refuse_settings
+from onceflow.kafka.source_rows import Form
+from onceflow.log.source import place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,7 +13,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onceflow.storage import make_dirs, translate_disk_full
+from onceflow.store.posix import make_dirs, translate_disk_full
 
 if TYPE_CHECKING:
     from onceflow.log.embedded import EmbeddedLog

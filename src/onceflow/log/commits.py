@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from onceflow.commits import Commit, Commits, Reference
 from onceflow.errors import Damaged
+from onceflow.folders.commit_log import Commit, Commits, Reference
 
 Offsets = list[int]  # partition -> offset
 

@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from onceflow.contract.schema import arrow_schema, columns, nullable, parse_schema, spark_schema
 from onceflow.errors import Damaged, JobError
 from onceflow.log.commits import Facts
 from onceflow.log.segments import OURS, refuse_key
-from onceflow.schema import arrow_schema, columns, nullable, parse_schema, spark_schema
-from onceflow.storage import make_dirs, unseal
+from onceflow.store.posix import make_dirs, unseal
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -29,12 +29,12 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from onceflow.contract.schema import arrow_schema
 from onceflow.errors import Damaged, OutOfRange
 from onceflow.log.commits import Dropped, Offsets, above, covers, segments_of
 from onceflow.log.embedded import EmbeddedLog
 from onceflow.log.segments import OURS, Slice, read_slice
-from onceflow.schema import arrow_schema
-from onceflow.sources.log import first_offsets
+from onceflow.log.source import first_offsets
 
 _LEAST_ROWS = 50_000  # in a task: fewer are not worth one
 

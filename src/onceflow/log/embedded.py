@@ -20,8 +20,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onceflow.commits import Commit, CommitLog
+from onceflow.contract.schema import arrow_schema, columns, refuse_difference
 from onceflow.errors import Damaged, JobError, OutOfRange
+from onceflow.folders.commit_log import Commit, CommitLog
 from onceflow.log.appending import sweep
 from onceflow.log.commits import Facts, LogCommits, Offsets, Segment, above, covers, segments_of
 from onceflow.log.creation import (
@@ -33,7 +34,6 @@ from onceflow.log.creation import (
 )
 from onceflow.log.producing import Appended, append
 from onceflow.log.segments import OURS, Slice, read_slice
-from onceflow.schema import arrow_schema, columns, refuse_difference
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from onceflow.commits import Commit
 from onceflow.errors import Fenced, JobError, OnceflowError, PublishUnknown
+from onceflow.folders.commit_log import Commit
 from onceflow.log.appending import Appending, sweep
 from onceflow.log.commits import Offsets
 from onceflow.log.segments import fit, split_by_key, write_segment
-from onceflow.storage import fsync_dir
+from onceflow.store.posix import fsync_dir
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,7 +15,7 @@ from typing import Any
 
 from onceflow.errors import DiskFull, JobError
 from onceflow.log.commits import Offsets
-from onceflow.storage import LocalStore, replace_file, seal, unseal
+from onceflow.store.posix import LocalStore, replace_file, seal, unseal
 
 _FOLDER = "_readers"
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)

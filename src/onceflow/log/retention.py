@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from onceflow.commits import Commit, Forgotten, Reference
+from onceflow.contract.ledger import Position
 from onceflow.errors import Fenced, JobError, OutOfRange, TargetBehind
-from onceflow.ledger import Position
+from onceflow.faults.points import reach
+from onceflow.folders.commit_log import Commit, Forgotten, Reference
 from onceflow.log.commits import Offsets, Segment, covers, segments_of
 from onceflow.log.embedded import EmbeddedLog
 from onceflow.log.readers import Reader, readers
-from onceflow.testing.faults import reach
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from onceflow.errors import Damaged, JobError
 from onceflow.log.commits import Segment
-from onceflow.storage import make_dirs, translate_disk_full
+from onceflow.store.posix import make_dirs, translate_disk_full
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -180,7 +180,7 @@ def key_partition(key: Sequence[str], partitions: int, kinds: dict[str, str]) ->
     """The partition of a row, as a Spark column."""
     from pyspark.sql import functions as F
 
-    from onceflow.schema import quoted
+    from onceflow.contract.schema import quoted
 
     total = F.lit(0).cast("long")
     for name in key:

@@ -9,18 +9,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from onceflow.commits import Commit, CommitLog
+from onceflow.contract.ledger import Ledger, Outcome, Position, Publication
+from onceflow.contract.schema import columns, refuse_difference
+from onceflow.contract.sink import parse_bytes
 from onceflow.errors import JobError, OnceflowError, TargetBehind
-from onceflow.ledger import Ledger, Outcome, Position, Publication
+from onceflow.folders.commit_log import Commit, CommitLog
+from onceflow.folders.folder import FolderSink
 from onceflow.log.commits import Facts
 from onceflow.log.creation import refuse_facts
 from onceflow.log.embedded import EmbeddedLog
 from onceflow.log.retention import published_after, remove_dropped, take_back
 from onceflow.log.segments import key_partition
-from onceflow.schema import columns, refuse_difference
-from onceflow.sinks.base import parse_bytes
-from onceflow.sinks.folder import FolderSink
-from onceflow.storage import LocalStore
+from onceflow.store.posix import LocalStore
 
 _logger = logging.getLogger(__name__)
 

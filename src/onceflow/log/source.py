@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from onceflow.contract.source import Keep, Source
 from onceflow.errors import JobError
 from onceflow.log.embedded import EmbeddedLog
-from onceflow.sources.base import Keep, Source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -81,8 +81,8 @@ class Log(Source):
         return source
 
     def _options(self, spark: SparkSession, start: Any) -> dict[str, str]:
-        from onceflow.sources.log_stream import LogDataSource
-        from onceflow.spark_inside import register_data_source
+        from onceflow.log.data_source import LogDataSource
+        from onceflow.spark.inside import register_data_source
 
         log = EmbeddedLog(self.path)
         register_data_source(spark, LogDataSource)

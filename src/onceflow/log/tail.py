@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from onceflow.commits import Forgotten
+from onceflow.folders.commit_log import Forgotten
 from onceflow.log.commits import Offsets, segments_of
 from onceflow.log.embedded import EmbeddedLog
 from onceflow.log.segments import Slice

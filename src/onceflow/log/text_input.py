@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from onceflow.contract.schema import arrow_schema
 from onceflow.errors import BadInput, JobError
 from onceflow.log.records import Record, cells_of, csv_records, decode, numbered_lines
 from onceflow.log.values import Malformed, from_json, from_text, load_json
-from onceflow.schema import arrow_schema
-from onceflow.storage import fsync_dir, translate_disk_full
+from onceflow.store.posix import fsync_dir, translate_disk_full
 
 if TYPE_CHECKING:
     import pyarrow as pa

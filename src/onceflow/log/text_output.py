@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from onceflow.contract.schema import arrow_schema
 from onceflow.log.values import Kind
-from onceflow.schema import arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -27,7 +27,7 @@ from datetime import date, datetime, timedelta
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import Any
 
-from onceflow.schema import type_name
+from onceflow.contract.schema import type_name
 
 Kind = Any  # a type in Spark's JSON
 Parse = Callable[[Any], Any]

@@ -1,6 +1,6 @@
 """Does the model allow what real drivers did? Then the code and the model have not drifted apart.
 
-A trace is what `onceflow.testing.faults.record` wrote: one line for each point that a driver
+A trace is what `onceflow.faults.points.record` wrote: one line for each point that a driver
 reached, several drivers one after the other or taking turns. A driver that crashed has no more
 lines. A point says where a driver stands, not all that it did on the way, so every state that the
 model can be in is followed at once: before each line, all steps that have no line of their own
@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from onceflow.faults.points import EPOCH, OPENING
 from onceflow.model.invariants import Onceflow
 from onceflow.model.steps import Settings, moves
 from onceflow.model.world import STOPPED, Driver, World
-from onceflow.testing.faults import EPOCH, OPENING
 
 _COMPARED = frozenset(OPENING + EPOCH)
 Event = dict[str, Any]

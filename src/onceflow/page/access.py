@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.errors import JobError
-from onceflow.home import now
+from onceflow.protocol.home import now
 
 AUDIT, REFUSED = "_audit.jsonl", "_refused.jsonl"
 _SHORTEST = 16  # characters of a token that a person chose

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.errors import OnceflowError
-from onceflow.home import now
-from onceflow.web.access import Audit
-from onceflow.web.api import BadRequest, checked
-from onceflow.web.watch import Watch
+from onceflow.page.access import Audit
+from onceflow.page.api import BadRequest, checked
+from onceflow.page.watch import Watch
+from onceflow.protocol.home import now
 
 Who = dict[str, str]
 

@@ -25,11 +25,11 @@ from onceflow.errors import (
     ServerSilent,
     TargetError,
 )
-from onceflow.names import check_name
-from onceflow.web import metrics
-from onceflow.web.openapi import document
-from onceflow.web.sse import Live, Stream
-from onceflow.web.watch import Watch
+from onceflow.page import metrics
+from onceflow.page.openapi import document
+from onceflow.page.sse import Live, Stream
+from onceflow.page.watch import Watch
+from onceflow.store.names import check_name
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 

@@ -15,14 +15,14 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from onceflow.errors import OnceflowError
-from onceflow.web import api
-from onceflow.web.access import Access, Audit, Refusal
-from onceflow.web.actions import Actions
-from onceflow.web.forms import Forms, Refused
-from onceflow.web.guard import READING, Guard, Hosts, who
-from onceflow.web.sse import Live
-from onceflow.web.views import Views
-from onceflow.web.watch import Watch
+from onceflow.page import api
+from onceflow.page.access import Access, Audit, Refusal
+from onceflow.page.actions import Actions
+from onceflow.page.forms import Forms, Refused
+from onceflow.page.guard import READING, Guard, Hosts, who
+from onceflow.page.sse import Live
+from onceflow.page.views import Views
+from onceflow.page.watch import Watch
 
 _SAYS = {
     404: ("there is nothing here", "the address may be of a job that is under another home"),

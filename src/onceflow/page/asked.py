@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from onceflow.errors import OnceflowError, ServerSilent
-from onceflow.home import JobFolder, Query
-from onceflow.runtime.ledgers import ledger_of
+from onceflow.protocol.home import JobFolder, Query
+from onceflow.service.ledger_view import ledger_of
 
 Row = dict[str, Any]
 T = TypeVar("T")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from onceflow.web import charts, words
-from onceflow.web.boards import thinned
-from onceflow.web.html import since
+from onceflow.page import charts, words
+from onceflow.page.boards import thinned
+from onceflow.page.html import since
 
 Row = dict[str, Any]
 

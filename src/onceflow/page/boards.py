@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.errors import JobError
-from onceflow.names import NAME, check_name
-from onceflow.web.files import Lines, Row, parse_lines, read_json
-from onceflow.web.times import ago
+from onceflow.page.files import Lines, Row, parse_lines, read_json
+from onceflow.page.times import ago
+from onceflow.store.names import NAME, check_name
 
 _SAMPLES = 600
 _KEPT = 2 * _SAMPLES

@@ -13,8 +13,8 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from onceflow.web import words
-from onceflow.web.times import seconds
+from onceflow.page import words
+from onceflow.page.times import seconds
 
 Row = dict[str, Any]
 

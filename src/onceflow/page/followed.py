@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from onceflow.errors import OnceflowError
-from onceflow.home import Query
-from onceflow.runtime.status import held
-from onceflow.storage import unseal
-from onceflow.web.files import Changes, Lines, Row
-from onceflow.web.progress import numbers
-from onceflow.web.times import Published, percentiles, seconds
+from onceflow.page.files import Changes, Lines, Row
+from onceflow.page.progress import numbers
+from onceflow.page.times import Published, percentiles, seconds
+from onceflow.protocol.home import Query
+from onceflow.service.status import held
+from onceflow.store.posix import unseal
 
 KEPT = 400  # epochs
 STEPS = ("check", "stage", "harden", "decide", "publish", "sweep")

@@ -15,12 +15,12 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from onceflow.errors import OnceflowError
-from onceflow.web import api, plans
-from onceflow.web.access import Access, Refusal
-from onceflow.web.actions import Actions, Busy, Taking, savepoint_name
-from onceflow.web.guard import address, cookie, cookie_name, who
-from onceflow.web.views import Views
-from onceflow.web.watch import Watch
+from onceflow.page import api, plans
+from onceflow.page.access import Access, Refusal
+from onceflow.page.actions import Actions, Busy, Taking, savepoint_name
+from onceflow.page.guard import address, cookie, cookie_name, who
+from onceflow.page.views import Views
+from onceflow.page.watch import Watch
 
 _FIELDS = 20
 _OURS = re.compile(r"/[A-Za-z0-9_.-][A-Za-z0-9_./-]*|/")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from onceflow.ledger import Guarantee
+from onceflow.contract.ledger import Guarantee
 
 _SAYS = {
     Guarantee.EXACTLY_ONCE: "each row is in its target exactly once, whatever crashes",

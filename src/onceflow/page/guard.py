@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from onceflow.web.access import Refusal
+from onceflow.page.access import Refusal
 
 _log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from onceflow.web import charts, words
-from onceflow.web.times import iso
+from onceflow.page import charts, words
+from onceflow.page.times import iso
 
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _FOR_EVER = "public, max-age=31536000, immutable"
@@ -30,7 +30,7 @@ class Static:
 
     def __init__(self) -> None:
         self._files: dict[str, tuple[bytes, str]] = {}  # name -> content, hash
-        self._read(resources.files("onceflow.web") / "static", "")
+        self._read(resources.files("onceflow.page") / "static", "")
 
     def _read(self, folder: Traversable, at: str) -> None:
         for entry in folder.iterdir():
@@ -60,7 +60,7 @@ def _type(name: str) -> str | None:
 
 def templates(static: Static, **everywhere: Any) -> Environment:
     found = Environment(
-        loader=PackageLoader("onceflow.web"),
+        loader=PackageLoader("onceflow.page"),
         autoescape=select_autoescape(),
         trim_blocks=True,
         lstrip_blocks=True,

@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.errors import JobError, OnceflowError, SetupError
-from onceflow.home import JobFolder
-from onceflow.names import NAME, check_name
-from onceflow.runtime.journal import EVENTS, PROGRESS
-from onceflow.runtime.lease import Holder, Lease
-from onceflow.runtime.stopping import waiting
+from onceflow.jobs.stop_request import waiting
+from onceflow.page.files import Changes, Document, Lines, Row, signature
+from onceflow.page.followed import FollowedQuery
+from onceflow.page.guarantees import guarantee_of
+from onceflow.page.places import kind_of, links, place_of
+from onceflow.page.progress import of_queries
+from onceflow.page.story import Story
+from onceflow.page.times import ago, iso, rate, seconds, sparkline
+from onceflow.protocol.home import JobFolder
+from onceflow.protocol.lease import Holder, Lease
+from onceflow.service.journal import EVENTS, PROGRESS
+from onceflow.service.units import age
 from onceflow.snapshots.savepoints import Savepoints
-from onceflow.units import age
-from onceflow.web.files import Changes, Document, Lines, Row, signature
-from onceflow.web.followed import FollowedQuery
-from onceflow.web.guarantees import guarantee_of
-from onceflow.web.places import kind_of, links, place_of
-from onceflow.web.progress import of_queries
-from onceflow.web.story import Story
-from onceflow.web.times import ago, iso, rate, seconds, sparkline
+from onceflow.store.names import NAME, check_name
 
 _FRESH = 10.0  # seconds; older progress is of a driver that is gone or hangs
 _MARKS = 200

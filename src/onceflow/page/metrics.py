@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from onceflow.web.files import Row
-from onceflow.web.followed import FollowedQuery
-from onceflow.web.jobs import FollowedJob
-from onceflow.web.times import seconds
+from onceflow.page.files import Row
+from onceflow.page.followed import FollowedQuery
+from onceflow.page.jobs import FollowedJob
+from onceflow.page.times import seconds
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

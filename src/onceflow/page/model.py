@@ -14,17 +14,17 @@ import os
 from pathlib import Path
 from typing import Any
 
-from onceflow.epoch_log import EpochLog
 from onceflow.errors import JobError, OnceflowError
-from onceflow.home import JobFolder, Query
-from onceflow.names import check_name
-from onceflow.runtime.status import chosen
+from onceflow.page.asked import asked
+from onceflow.page.boards import board, boards, verify_run, verify_runs
+from onceflow.page.jobs import FollowedHome
+from onceflow.protocol.epoch_log import EpochLog
+from onceflow.protocol.home import JobFolder, Query
+from onceflow.service.status import chosen
+from onceflow.snapshots.epoch_view import look
 from onceflow.snapshots.lineages import lineages as _lineages
-from onceflow.snapshots.look import look
-from onceflow.snapshots.told import listed, states_told
-from onceflow.web.asked import asked
-from onceflow.web.boards import board, boards, verify_run, verify_runs
-from onceflow.web.jobs import FollowedHome
+from onceflow.snapshots.listings import listed, states_told
+from onceflow.store.names import check_name
 
 __all__ = [
     "board",

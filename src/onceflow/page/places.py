@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from onceflow.web.files import Row
+from onceflow.page.files import Row
 
 if TYPE_CHECKING:
-    from onceflow.web.jobs import FollowedJob
+    from onceflow.page.jobs import FollowedJob
 
 Place = tuple[str, str]  # kind, where
 

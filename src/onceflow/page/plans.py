@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.errors import JobError, OnceflowError
-from onceflow.home import JobFolder
-from onceflow.lineage import CHOICES
-from onceflow.names import check_name
-from onceflow.runtime.status import chosen
+from onceflow.page.api import BadRequest
+from onceflow.protocol.home import JobFolder
+from onceflow.protocol.lineage import CHOICES
+from onceflow.service.status import chosen
 from onceflow.snapshots.epochs import retained
 from onceflow.snapshots.restore import Restore
 from onceflow.snapshots.savepoints import Savepoints
-from onceflow.web.api import BadRequest
+from onceflow.store.names import check_name
 
 Row = dict[str, Any]
 

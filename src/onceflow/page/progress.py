@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, TypeGuard
 
-from onceflow.web.files import Row
+from onceflow.page.files import Row
 
 _NUMBERS = ("epochs", "rows_in", "rows_in_per_s", "lag_s", "late_rows", "rejected_rows")
 _MAPS = ("outputs", "steps_s")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from onceflow.verify.schedule import is_kill
-from onceflow.web.html import bar
+from onceflow.harness.schedule import is_kill
+from onceflow.page.html import bar
 
 Row = dict[str, Any]
 

@@ -18,10 +18,10 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from onceflow.errors import SetupError
-from onceflow.web.access import new_token
-from onceflow.web.app import create
-from onceflow.web.guard import LARGEST_HEAD
-from onceflow.web.sse import MOST_VIEWERS, Live
+from onceflow.page.access import new_token
+from onceflow.page.app import create
+from onceflow.page.guard import LARGEST_HEAD
+from onceflow.page.sse import MOST_VIEWERS, Live
 
 DEFAULT_PORT = 8765
 _HEAD_SECONDS = 10.0  # in which the head of a request must have come

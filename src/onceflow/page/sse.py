@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from onceflow.errors import OnceflowError
-from onceflow.home import now
+from onceflow.protocol.home import now
 
 Fragments = dict[str, str]  # the name of the event -> HTML
 Render = Callable[[], Awaitable[Fragments]]

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from onceflow.runtime.lease import host_name
-from onceflow.web.files import Row
-from onceflow.web.times import seconds
+from onceflow.page.files import Row
+from onceflow.page.times import seconds
+from onceflow.protocol.lease import host_name
 
 _KEPT = 1000
 _OPEN = ("starting", "started", "stopping")  # a life that has not ended by its own account

@@ -14,16 +14,16 @@ from starlette.routing import Route
 
 from onceflow import __version__
 from onceflow.errors import JobError, OnceflowError
-from onceflow.home import now
-from onceflow.names import NAME, check_name
-from onceflow.web import boarded, plans, runs
-from onceflow.web.access import Access
-from onceflow.web.actions import Actions
-from onceflow.web.guard import cookie
-from onceflow.web.html import Static, templates
-from onceflow.web.sse import Fragments, Live, Stream
-from onceflow.web.tree import branches
-from onceflow.web.watch import Watch
+from onceflow.page import boarded, plans, runs
+from onceflow.page.access import Access
+from onceflow.page.actions import Actions
+from onceflow.page.guard import cookie
+from onceflow.page.html import Static, templates
+from onceflow.page.sse import Fragments, Live, Stream
+from onceflow.page.tree import branches
+from onceflow.page.watch import Watch
+from onceflow.protocol.home import now
+from onceflow.store.names import NAME, check_name
 
 Row = dict[str, Any]
 Parts = Callable[[str], Awaitable[Fragments]]

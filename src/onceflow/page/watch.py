@@ -22,10 +22,10 @@ import anyio
 import anyio.to_thread
 
 from onceflow.errors import OnceflowError
-from onceflow.web import metrics, model
-from onceflow.web.asked import Asking
-from onceflow.web.boards import FollowedBoard
-from onceflow.web.jobs import FollowedHome
+from onceflow.page import metrics, model
+from onceflow.page.asked import Asking
+from onceflow.page.boards import FollowedBoard
+from onceflow.page.jobs import FollowedHome
 
 Row = dict[str, Any]
 T = TypeVar("T")

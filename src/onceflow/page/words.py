@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from onceflow.units import age, brief, number
+from onceflow.service.units import age, brief, number
 
 NOTHING = "-"
 

@@ -15,16 +15,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from onceflow.contract.ledger import Publication, staged_file_gone
+from onceflow.contract.schema import arrow_schema, nullable
 from onceflow.errors import PublishFailed
-from onceflow.ledger import Publication, staged_file_gone
-from onceflow.schema import arrow_schema, nullable
-from onceflow.sinks.postgres_server import Server
-from onceflow.sinks.postgres_table import ROW, TAG
-from onceflow.sinks.postgres_values import copy_lines, slices
-from onceflow.sinks.sqlite_values import quote
+from onceflow.postgres.connection import Server
+from onceflow.postgres.table import ROW, TAG
+from onceflow.postgres.values import copy_lines, slices
+from onceflow.sqlite.values import quote
 
 if TYPE_CHECKING:
-    from onceflow.sinks.postgres_server import Db
+    from onceflow.postgres.connection import Db
 
 _ROWS_AT_ONCE = 20_000
 

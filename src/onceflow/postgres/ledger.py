@@ -13,13 +13,13 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from onceflow.contract.ledger import Ledger, Position, Publication
 from onceflow.errors import Fenced, TargetBehind, TargetForeign
-from onceflow.ledger import Ledger, Position, Publication
-from onceflow.sinks.postgres_server import client
-from onceflow.sinks.sqlite_values import quote
+from onceflow.postgres.connection import client
+from onceflow.sqlite.values import quote
 
 if TYPE_CHECKING:
-    from onceflow.sinks.postgres_server import Db
+    from onceflow.postgres.connection import Db
 
 NAME = "_onceflow_ledger"
 COLUMNS = (

@@ -20,6 +20,17 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from onceflow.contract.ledger import (
+    Committable,
+    Guarantee,
+    Ledger,
+    Outcome,
+    Position,
+    Publication,
+    judge,
+)
+from onceflow.contract.sink import Sink, Staged
+from onceflow.contract.unstorable import refuse_unfit, unfit_rows
 from onceflow.errors import (
     Fenced,
     JobError,
@@ -31,10 +42,9 @@ from onceflow.errors import (
     TargetBehind,
     TargetError,
 )
-from onceflow.ledger import Committable, Guarantee, Ledger, Outcome, Position, Publication, judge
-from onceflow.sinks.base import Sink, Staged
-from onceflow.sinks.postgres_before import Before
-from onceflow.sinks.postgres_copy import (
+from onceflow.faults.points import reach
+from onceflow.postgres.connection import NoAnswer, Server
+from onceflow.postgres.copy import (
     Apart,
     CopyTask,
     active_session,
@@ -43,23 +53,14 @@ from onceflow.sinks.postgres_copy import (
     read_batches,
     rows_of,
 )
-from onceflow.sinks.postgres_ledger import LedgerTable, end_backend
-from onceflow.sinks.postgres_server import NoAnswer, Server
-from onceflow.sinks.postgres_table import (
-    TAG,
-    Table,
-    lacking,
-    may_create,
-    refuse_rights,
-    refuse_server,
-)
-from onceflow.sinks.postgres_unfit import always_fits, unfit
-from onceflow.sinks.sqlite_values import quote
-from onceflow.sinks.unfit import refuse_unfit, unfit_rows
-from onceflow.testing.faults import reach
+from onceflow.postgres.ledger import LedgerTable, end_backend
+from onceflow.postgres.table import TAG, Table, lacking, may_create, refuse_rights, refuse_server
+from onceflow.postgres.undo import Before
+from onceflow.postgres.unstorable import always_fits, unfit
+from onceflow.sqlite.values import quote
 
 if TYPE_CHECKING:
-    from onceflow.sinks.postgres_server import Db
+    from onceflow.postgres.connection import Db
 
 _logger = logging.getLogger(__name__)
 _SHORT = 60.0  # seconds, for what moves no rows

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from onceflow.contract.schema import columns
 from onceflow.errors import JobError, SchemaMismatch, TargetError
-from onceflow.schema import columns
-from onceflow.sinks.postgres_server import client
-from onceflow.sinks.postgres_values import postgres_type
-from onceflow.sinks.sqlite_values import quote
+from onceflow.postgres.connection import client
+from onceflow.postgres.values import postgres_type
+from onceflow.sqlite.values import quote
 
 if TYPE_CHECKING:
-    from onceflow.sinks.postgres_server import Db
+    from onceflow.postgres.connection import Db
 
 ROW = "_onceflow_row"  # in copies: where a row stands in its epoch
 TAG = "_onceflow_tag"  # in copies: which attempt of which task wrote the row

@@ -12,23 +12,16 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from onceflow.contract.ledger import Position, Publication
 from onceflow.errors import JobError, TargetBehind, TargetError
-from onceflow.ledger import Position, Publication
-from onceflow.sinks.postgres_server import client
-from onceflow.sinks.postgres_table import (
-    LONGEST_NAME,
-    Table,
-    exists,
-    lacking,
-    may_create,
-    refuse_rights,
-)
-from onceflow.sinks.sqlite_before import THERE, WHOLE
-from onceflow.sinks.sqlite_values import quote
-from onceflow.sinks.steps import Steps
+from onceflow.postgres.connection import client
+from onceflow.postgres.table import LONGEST_NAME, Table, exists, lacking, may_create, refuse_rights
+from onceflow.sqlite.undo import THERE, WHOLE
+from onceflow.sqlite.values import quote
+from onceflow.tables.rewind_history import Steps
 
 if TYPE_CHECKING:
-    from onceflow.sinks.postgres_server import Db
+    from onceflow.postgres.connection import Db
 
 STEP = "_onceflow_step"
 _NOTES = "_onceflow_rewind"

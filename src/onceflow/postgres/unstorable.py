@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onceflow.sinks.postgres_values import bytes_of, postgres_type
-from onceflow.sinks.unfit import is_text, leaves, not_utf8, outside, time_kind
+from onceflow.contract.unstorable import is_text, leaves, not_utf8, outside, time_kind
+from onceflow.postgres.values import bytes_of, postgres_type
 
 _FIRST_DAY = -2_440_588  # 4714-11-24 BC, of dates and timestamps
 _LAST_DAY = 2_145_042_905  # of dates; Spark's timestamps end before PostgreSQL's

@@ -18,7 +18,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from onceflow.sinks.unfit import US_A_DAY, YEAR_1, YEAR_10000, between
+from onceflow.contract.unstorable import US_A_DAY, YEAR_1, YEAR_10000, between
 
 _PLAIN = {
     "string": "text", "binary": "bytea", "boolean": "boolean", "byte": "smallint",

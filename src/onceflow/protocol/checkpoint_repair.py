@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from onceflow.epoch_log import Decision, EpochLog
-from onceflow.spark_inside import COMPACT_INTERVAL, Checkpoint, SourceEntries, advance_watermark
+from onceflow.protocol.epoch_log import Decision, EpochLog
+from onceflow.spark.inside import COMPACT_INTERVAL, Checkpoint, SourceEntries, advance_watermark
 
 
 class Agreement:

@@ -13,19 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onceflow.declared import Declared
-from onceflow.digest import NAME as DIGEST
-from onceflow.digest import observed
-from onceflow.epoch_log import Decision
-from onceflow.home import Query
-from onceflow.keyed import At
-from onceflow.ledger import Committable
-from onceflow.sinks.base import Staged
-from onceflow.spark_inside import Plan, RunningQuery
-from onceflow.staging import Stager, refuse_columns
+from onceflow.contract.digest import NAME as DIGEST
+from onceflow.contract.digest import observed
+from onceflow.contract.ledger import Committable
+from onceflow.contract.sink import Staged
+from onceflow.protocol.epoch_log import Decision
+from onceflow.protocol.home import Query
+from onceflow.protocol.keyed_spec import At
+from onceflow.protocol.query_spec import Declared
+from onceflow.protocol.staging import Stager, refuse_columns
+from onceflow.spark.inside import Plan, RunningQuery
 
 if TYPE_CHECKING:
-    from onceflow.operators import Operators
+    from onceflow.protocol.keyed_runner import Operators
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class EpochRows:
         )
         self._operators: Operators | None = None
         if declared.keyed:
-            from onceflow.operators import Operators  # loads Arrow
+            from onceflow.protocol.keyed_runner import Operators  # loads Arrow
 
             self._operators = Operators(query, declared.keyed, declared.df)
 

@@ -41,22 +41,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from onceflow.agreement import Agreement
-from onceflow.committables import harden, verify
-from onceflow.declared import Declared
-from onceflow.epoch_log import Decision, OutputDecision
-from onceflow.epoch_rows import EpochRows, Made
+from onceflow.contract.ledger import Committable, Guarantee, Ledger, Position, Publication
+from onceflow.contract.schema import columns, refuse_difference
+from onceflow.contract.sink import Sink
+from onceflow.contract.staged_files import harden, verify
 from onceflow.errors import Fenced, JobError, OnceflowError, OutOfRange, PlanChanged
-from onceflow.explain import explain
-from onceflow.home import Query, now
-from onceflow.identity import refuse_other_checkpoint
-from onceflow.ledger import Committable, Guarantee, Ledger, Position, Publication
-from onceflow.lineage import Origin, refuse_foreign, refuse_other_rows
-from onceflow.runtime.lease import Lease
-from onceflow.schema import columns, refuse_difference
-from onceflow.sinks.base import Sink
-from onceflow.snapshots.past import Past
-from onceflow.spark_inside import (
+from onceflow.faults.points import reach
+from onceflow.protocol.checkpoint_repair import Agreement
+from onceflow.protocol.compute import EpochRows, Made
+from onceflow.protocol.epoch_log import Decision, OutputDecision
+from onceflow.protocol.failures import explain
+from onceflow.protocol.home import Query, now
+from onceflow.protocol.identity import refuse_other_checkpoint
+from onceflow.protocol.lease import Lease
+from onceflow.protocol.lineage import Origin, refuse_foreign, refuse_other_rows
+from onceflow.protocol.query_spec import Declared
+from onceflow.protocol.retained_decisions import Past
+from onceflow.protocol.source_positions import Standing
+from onceflow.protocol.step_times import Times
+from onceflow.spark.inside import (
     Checkpoint,
     Plan,
     RunningQuery,
@@ -64,9 +67,6 @@ from onceflow.spark_inside import (
     offset_after,
     parse_offsets,
 )
-from onceflow.standing import Standing
-from onceflow.testing.faults import reach
-from onceflow.times import Times
 
 
 @contextlib.contextmanager

@@ -22,9 +22,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from onceflow.contract.ledger import Committable, Guarantee, Position
 from onceflow.errors import Fenced
-from onceflow.ledger import Committable, Guarantee, Position
-from onceflow.storage import NumberedLog, Put, Store, View
+from onceflow.store.posix import NumberedLog, Put, Store, View
 
 
 @dataclass(frozen=True)

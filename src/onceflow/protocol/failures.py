@@ -7,10 +7,10 @@ from typing import Any
 
 from onceflow import errors
 from onceflow.errors import BadInput, DiskFull, OnceflowError
-from onceflow.sources.bad_rows import stopped_at
-from onceflow.sources.files import bad_line
-from onceflow.sources.kafka_errors import explain_kafka
-from onceflow.sources.kafka_rows import bad_message
+from onceflow.files.bad_rows import stopped_at
+from onceflow.files.source import bad_line
+from onceflow.kafka.errors import explain_kafka
+from onceflow.kafka.source_rows import bad_message
 
 
 def explain(error: BaseException) -> BaseException:

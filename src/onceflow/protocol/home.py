@@ -27,11 +27,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from onceflow.epoch_log import Decision, EpochLog
 from onceflow.errors import CheckpointRefused, Damaged, JobError
-from onceflow.names import NAME, check_name
-from onceflow.session import REQUIRED
-from onceflow.storage import LocalStore, make_dirs, seal, unseal
+from onceflow.protocol.epoch_log import Decision, EpochLog
+from onceflow.spark.session import REQUIRED
+from onceflow.store.names import NAME, check_name
+from onceflow.store.posix import LocalStore, make_dirs, seal, unseal
 
 
 def now() -> str:

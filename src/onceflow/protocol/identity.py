@@ -6,11 +6,11 @@ history, are refused before anything is published. Each would otherwise lose or 
 
 from __future__ import annotations
 
-from onceflow.epoch_log import Decision
+from onceflow.contract.ledger import Ledger
 from onceflow.errors import CheckpointRefused
-from onceflow.home import Query
-from onceflow.ledger import Ledger
-from onceflow.spark_inside import Checkpoint
+from onceflow.protocol.epoch_log import Decision
+from onceflow.protocol.home import Query
+from onceflow.spark.inside import Checkpoint
 
 _RESTORE = "put it back from a backup of the home, or start the job under a new home"
 

@@ -24,12 +24,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from onceflow.committables import AS_WRITTEN, COMMITTER, describe, read_staged
-from onceflow.epoch_log import Decision
+from onceflow.contract.ledger import Committable
+from onceflow.contract.schema import arrow_schema, columns, quoted, spark_schema
+from onceflow.contract.staged_files import AS_WRITTEN, COMMITTER, describe, read_staged
 from onceflow.errors import Damaged, JobError, PlanChanged
-from onceflow.home import Query
-from onceflow.keyed import At, KeyedStep
-from onceflow.keyed_time import (
+from onceflow.faults.points import reach
+from onceflow.protocol.epoch_log import Decision
+from onceflow.protocol.home import Query
+from onceflow.protocol.keyed_spec import At, KeyedStep
+from onceflow.protocol.keyed_time import (
     idle_at,
     known_partitions,
     lateness,
@@ -38,10 +41,8 @@ from onceflow.keyed_time import (
     partitions_seen,
     wake,
 )
-from onceflow.ledger import Committable
-from onceflow.schema import arrow_schema, columns, quoted, spark_schema
-from onceflow.spark_inside import is_deterministic
-from onceflow.staging import set_for_writing
+from onceflow.protocol.staging import set_for_writing
+from onceflow.spark.inside import is_deterministic
 from onceflow.state.evolve import fits, fits_keys
 from onceflow.state.load import load
 from onceflow.state.manifest import Manifest, Merged
@@ -49,7 +50,6 @@ from onceflow.state.parquet import check
 from onceflow.state.runs import Run, StoreSchema
 from onceflow.state.step import Time
 from onceflow.state.task import PLACE, REPORT, Work, run_task, store_schema
-from onceflow.testing.faults import reach
 
 FOLDER = "onceflow/keyed"
 _FEW = 10_000  # rows that are not worth a job of Spark to read
@@ -216,7 +216,7 @@ class Operators:
     def set_wake(self, last: Decision | None) -> None:
         """Say when an epoch is due, if no rows come."""
         if any(step.ticks for step in self._steps):
-            from onceflow.sources.ticks import set_wake
+            from onceflow.protocol.ticks import set_wake
 
             kept = {} if last is None else last.keyed
             times = [wake(step, kept.get(step.name)) for step in self._steps]

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onceflow.contract.schema import columns, plain_schema
+from onceflow.contract.sink import Sink
 from onceflow.errors import JobError
-from onceflow.job import milliseconds
-from onceflow.names import check_name
-from onceflow.schema import columns, plain_schema
-from onceflow.sinks.base import Sink
-from onceflow.spark_inside import stateful_operations
+from onceflow.jobs.job import milliseconds
+from onceflow.spark.inside import stateful_operations
+from onceflow.store.names import check_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -136,7 +136,7 @@ def keyed(
     initial: str | os.PathLike[str] | None = None,
 ) -> Keyed:
     """One more step; see `Flow.keyed`."""
-    from onceflow.schema import arrow_schema, spark_schema
+    from onceflow.contract.schema import arrow_schema, spark_schema
     from onceflow.state.process import KeyedProcess
     from onceflow.state.step import Step
 

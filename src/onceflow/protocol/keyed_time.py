@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from onceflow.keyed import KeyedStep
-from onceflow.schema import columns, quoted
+from onceflow.contract.schema import columns, quoted
+from onceflow.protocol.keyed_spec import KeyedStep
 from onceflow.state.task import LATE, PART
 
 

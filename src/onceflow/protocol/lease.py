@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from onceflow.errors import Fenced, LeaseHeld
-from onceflow.home import now
-from onceflow.storage import LocalStore, make_dirs, seal, unseal
+from onceflow.protocol.home import now
+from onceflow.store.posix import LocalStore, make_dirs, seal, unseal
 
 _KIND = "lease"
 

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from onceflow.epoch_log import Decision, EpochLog
+from onceflow.contract.ledger import Ledger, Position, Publication
+from onceflow.contract.sink import Sink
 from onceflow.errors import RowsDiffer
-from onceflow.home import Query
-from onceflow.identity import refuse_foreign_ledger
-from onceflow.ledger import Ledger, Position, Publication
-from onceflow.sinks.base import Sink
+from onceflow.protocol.epoch_log import Decision, EpochLog
+from onceflow.protocol.home import Query
+from onceflow.protocol.identity import refuse_foreign_ledger
 
 CHOICES = ("rewind", "skip", "replay")
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onceflow import __version__
-from onceflow.home import now
-from onceflow.keyed import KeyedStep
-from onceflow.ledger import Guarantee
-from onceflow.runtime.lease import host_name
-from onceflow.schema import plain_schema, selected
-from onceflow.sinks.base import Sink
-from onceflow.sources.base import Source
+from onceflow.contract.ledger import Guarantee
+from onceflow.contract.schema import plain_schema, selected
+from onceflow.contract.sink import Sink
+from onceflow.contract.source import Source
+from onceflow.protocol.home import now
+from onceflow.protocol.keyed_spec import KeyedStep
+from onceflow.protocol.lease import host_name
 
 
 @dataclass(frozen=True)

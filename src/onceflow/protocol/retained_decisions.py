@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 
-from onceflow.epoch_log import Decision
-from onceflow.home import JobFolder, Query
+from onceflow.faults.points import reach
+from onceflow.protocol.epoch_log import Decision
+from onceflow.protocol.home import JobFolder, Query
 from onceflow.snapshots.savepoints import Savepoints
-from onceflow.storage import seal, unseal
-from onceflow.testing.faults import reach
+from onceflow.store.posix import seal, unseal
 
 _FOLDER = "past"
 

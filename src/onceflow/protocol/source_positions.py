@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from onceflow.contract.source import Source
 from onceflow.errors import OnceflowError, OutOfRange, PlanChanged, ServerSilent
-from onceflow.home import Query, now
 from onceflow.log.readers import hold_offsets
-from onceflow.sources.base import Source
+from onceflow.protocol.home import Query, now
 
 
 class Standing:

@@ -21,8 +21,18 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from onceflow.committables import BY as _BY
-from onceflow.committables import (
+from onceflow.contract.ledger import Committable
+from onceflow.contract.schema import (
+    arrow_schema,
+    columns,
+    leaf_types,
+    nested_twice,
+    quoted,
+    selected,
+)
+from onceflow.contract.sink import Sink, Staged
+from onceflow.contract.staged_files import BY as _BY
+from onceflow.contract.staged_files import (
     COMMITTER,
     NULL_FOLDER,
     describe,
@@ -34,11 +44,8 @@ from onceflow.committables import (
     split,
 )
 from onceflow.errors import BadRows, JobError
-from onceflow.ledger import Committable
-from onceflow.schema import arrow_schema, columns, leaf_types, nested_twice, quoted, selected
-from onceflow.sinks.base import Sink, Staged
-from onceflow.spark_inside import Load, RunningQuery
-from onceflow.storage import translate_disk_full
+from onceflow.spark.inside import Load, RunningQuery
+from onceflow.store.posix import translate_disk_full
 
 _logger = logging.getLogger(__name__)
 _ROUTE = "_onceflow_route"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from onceflow.home import now
+from onceflow.protocol.home import now
 
 _FILE = "times.jsonl"
 _STEPS = {

@@ -24,18 +24,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from onceflow import spark_inside
-from onceflow.epoch import Again, Stopping
+from onceflow import faults
 from onceflow.errors import DiskFull, JobError, SetupError
-from onceflow.handle import Handle, refuse_no_fork, start
-from onceflow.home import JobFolder
-from onceflow.job import Job, import_root, load, milliseconds
-from onceflow.runtime.complaint import Complaint, complaint
-from onceflow.runtime.journal import Journal
-from onceflow.runtime.lease import Lease
-from onceflow.runtime.progress import REPORTS_KEPT, ProgressMeter, as_json
-from onceflow.session import get_session
-from onceflow.testing import faults
+from onceflow.jobs.handle import Handle, refuse_no_fork, start
+from onceflow.jobs.job import Job, import_root, load, milliseconds
+from onceflow.protocol.epoch import Again, Stopping
+from onceflow.protocol.home import JobFolder
+from onceflow.protocol.lease import Lease
+from onceflow.service.error_report import Complaint, complaint
+from onceflow.service.journal import Journal
+from onceflow.service.progress import REPORTS_KEPT, ProgressMeter, as_json
+from onceflow.spark import inside as spark_inside
+from onceflow.spark.session import get_session
 
 Tell = Callable[..., None]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.errors import JobError, OnceflowError
-from onceflow.job import where
+from onceflow.jobs.job import where
 
 RETRY = 75
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)

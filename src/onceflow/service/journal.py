@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from onceflow.home import now
-from onceflow.runtime.lease import host_name
+from onceflow.protocol.home import now
+from onceflow.protocol.lease import host_name
 
 PROGRESS, EVENTS = "progress.json", "events.jsonl"
 KEPT = ("starting", "started", "restarting", "error", "stopping", "ended")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from onceflow.contract.ledger import Guarantee
 from onceflow.errors import OnceflowError
-from onceflow.home import JobFolder, Query
-from onceflow.ledger import Guarantee
+from onceflow.protocol.home import JobFolder, Query
 from onceflow.sinks import open_target
 
 

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from onceflow.runtime.complaint import death
+from onceflow.service.error_report import death
 
 GONE_WITHIN = 20.0  # seconds, after kill -9
 _PR_SET_CHILD_SUBREAPER = 36

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from onceflow.epoch_log import Decision
+from onceflow.protocol.epoch_log import Decision
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from onceflow.declared import Declared
-    from onceflow.handle import Handle, Started
+    from onceflow.jobs.handle import Handle, Started
+    from onceflow.protocol.query_spec import Declared
 
 _WINDOW = 10.0  # seconds over which rates are taken, at least
 # Reports that Spark keeps for a query. All are read when one is new, so few is cheap; the meter

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.errors import JobError, OnceflowError
-from onceflow.home import JobFolder, Query, jobs
-from onceflow.runtime.lease import Lease
+from onceflow.protocol.home import JobFolder, Query, jobs
+from onceflow.protocol.lease import Lease
 
 
 def chosen(home: str | os.PathLike[str], job: str | None) -> list[JobFolder]:

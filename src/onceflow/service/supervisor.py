@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from onceflow.home import now
-from onceflow.runtime.complaint import RETRY, death
-from onceflow.runtime.journal import Journal
-from onceflow.runtime.stopping import Waiting
+from onceflow.jobs.stop_request import Waiting
+from onceflow.protocol.home import now
+from onceflow.service.error_report import RETRY, death
+from onceflow.service.journal import Journal
 
 Event = dict[str, Any]
 
@@ -192,7 +192,7 @@ class _Driver:
     def __init__(self, arguments: list[str]) -> None:
         reading, writing = os.pipe()
         # -P: what the job file imports begins in its folder, not in the working directory.
-        command = [sys.executable, "-P", "-u", "-m", "onceflow.runtime.driver", *arguments]
+        command = [sys.executable, "-P", "-u", "-m", "onceflow.service.driver", *arguments]
         self._process = subprocess.Popen(
             [*command, "--events", str(writing)],
             stdin=subprocess.PIPE,  # its end tells the driver that we are gone

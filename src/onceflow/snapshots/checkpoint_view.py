@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onceflow.epoch_log import Decision
 from onceflow.errors import CheckpointRefused
-from onceflow.spark_inside import parse_offsets
-from onceflow.spark_inside.source_log import SourceLog, is_file_offset, names_in, numbers_in
-from onceflow.spark_inside.state_files import files_of, stores_of
+from onceflow.protocol.epoch_log import Decision
+from onceflow.spark.file_source_log import SourceLog, is_file_offset, names_in, numbers_in
+from onceflow.spark.inside import parse_offsets
+from onceflow.spark.state_files import files_of, stores_of
 
 
 @dataclass(frozen=True)

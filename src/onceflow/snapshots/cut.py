@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onceflow.epoch_log import Decision
 from onceflow.errors import CheckpointRefused, DiskFull, JobError, OnceflowError
-from onceflow.home import Query
-from onceflow.lineage import Origin
-from onceflow.snapshots.checkpoint import ReadCheckpoint
-from onceflow.spark_inside import parse_offsets
-from onceflow.spark_inside.source_log import batches_in, is_file_offset
-from onceflow.storage import fsync_dir, fsync_file, make_dirs
-from onceflow.testing.faults import reach
+from onceflow.faults.points import reach
+from onceflow.protocol.epoch_log import Decision
+from onceflow.protocol.home import Query
+from onceflow.protocol.lineage import Origin
+from onceflow.snapshots.checkpoint_view import ReadCheckpoint
+from onceflow.spark.file_source_log import batches_in, is_file_offset
+from onceflow.spark.inside import parse_offsets
+from onceflow.store.posix import fsync_dir, fsync_file, make_dirs
 
 Hashes = dict[tuple[int, int, int], str]  # of files, by what tells one from another
 _OTHER = "take another savepoint"
@@ -56,7 +56,7 @@ def cut_of(query: Query, epoch: int | None = None) -> Cut | None:
 def _keyed_files(folder: Path, decision: Decision) -> list[Path]:
     if not decision.keyed:
         return []
-    from onceflow.operators import files_of  # loads Arrow
+    from onceflow.protocol.keyed_runner import files_of  # loads Arrow
 
     return files_of(folder, decision)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from onceflow.epoch_log import Decision
 from onceflow.errors import JobError
-from onceflow.home import JobFolder, Query
-from onceflow.lineage import Origin
-from onceflow.spark_inside.state_schema import state_stores
-from onceflow.times import read_times
+from onceflow.protocol.epoch_log import Decision
+from onceflow.protocol.home import JobFolder, Query
+from onceflow.protocol.lineage import Origin
+from onceflow.protocol.step_times import read_times
+from onceflow.spark.state_schema import state_stores
 
 
 def chosen_queries(folder: JobFolder, name: str | None, lineage: str | None = None) -> list[Query]:

@@ -6,13 +6,13 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from onceflow.epoch_log import Decision
 from onceflow.errors import JobError
-from onceflow.home import JobFolder, Query
-from onceflow.lineage import Origin
-from onceflow.snapshots.checkpoint import ReadCheckpoint
-from onceflow.snapshots.cuts import Cut, cut_of
-from onceflow.snapshots.look import not_retained
+from onceflow.protocol.epoch_log import Decision
+from onceflow.protocol.home import JobFolder, Query
+from onceflow.protocol.lineage import Origin
+from onceflow.snapshots.checkpoint_view import ReadCheckpoint
+from onceflow.snapshots.cut import Cut, cut_of
+from onceflow.snapshots.epoch_view import not_retained
 
 
 def decisions(query: Query) -> list[Decision]:

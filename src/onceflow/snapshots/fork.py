@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.errors import JobError
-from onceflow.home import JobFolder, jobs
-from onceflow.lineage import Origin
-from onceflow.runtime.lease import Lease
+from onceflow.protocol.home import JobFolder, jobs
+from onceflow.protocol.lease import Lease
+from onceflow.protocol.lineage import Origin
 from onceflow.sinks import open_target
-from onceflow.snapshots.cuts import Cut
+from onceflow.snapshots.cut import Cut
 from onceflow.snapshots.new_job import make_job, refuse_taken
 
 _SUFFIX = {"sqlite": ".db"}

@@ -16,16 +16,16 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from onceflow.contract.ledger import Ledger, Position
 from onceflow.errors import CheckpointRefused, Fenced, JobError
-from onceflow.home import JobFolder
-from onceflow.ledger import Ledger, Position
-from onceflow.lineage import Origin, Stood
-from onceflow.runtime.lease import Lease
-from onceflow.snapshots.cuts import Cut
+from onceflow.faults.points import reach
+from onceflow.protocol.home import JobFolder
+from onceflow.protocol.lease import Lease
+from onceflow.protocol.lineage import Origin, Stood
+from onceflow.snapshots.cut import Cut
 from onceflow.snapshots.new_job import make_job, refuse_taken
 from onceflow.snapshots.restore import Answer, Output, answer, choice_for, output_of, stood
 from onceflow.snapshots.savepoint import Savepoint
-from onceflow.testing.faults import reach
 
 
 class Arrive:

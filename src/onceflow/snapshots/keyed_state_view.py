@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from onceflow.epoch_log import Decision
+from onceflow.contract.schema import arrow_schema, type_name
 from onceflow.errors import Damaged, JobError
-from onceflow.home import JobFolder, Query
-from onceflow.log.plain import plain_rows, show_time
+from onceflow.log.text_output import plain_rows, show_time
 from onceflow.log.values import Malformed, from_json, from_text, load_json
-from onceflow.operators import FOLDER, manifest_of
-from onceflow.schema import arrow_schema, type_name
-from onceflow.snapshots.look import not_retained
+from onceflow.protocol.epoch_log import Decision
+from onceflow.protocol.home import JobFolder, Query
+from onceflow.protocol.keyed_runner import FOLDER, manifest_of
+from onceflow.snapshots.epoch_view import not_retained
 from onceflow.state.dump import dump
 from onceflow.state.keys import group_of, groups_of, places_of
 from onceflow.state.load import Tell
@@ -32,7 +32,7 @@ from onceflow.state.manifest import Manifest
 from onceflow.state.parquet import ABOUT, HIDDEN
 from onceflow.state.runs import StoreSchema
 from onceflow.state.store import Reader
-from onceflow.storage import make_dirs, replace_file, translate_disk_full
+from onceflow.store.posix import make_dirs, replace_file, translate_disk_full
 
 Row = dict[str, Any]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from onceflow.epoch_log import EpochLog
 from onceflow.errors import JobError
-from onceflow.home import JobFolder, Query
-from onceflow.lineage import Origin
+from onceflow.protocol.epoch_log import EpochLog
+from onceflow.protocol.home import JobFolder, Query
+from onceflow.protocol.lineage import Origin
 from onceflow.snapshots.savepoints import Savepoints
 
 

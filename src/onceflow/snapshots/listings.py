@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from onceflow.epoch_log import Decision
-from onceflow.home import JobFolder, Query
-from onceflow.runtime.status import chosen
+from onceflow.protocol.epoch_log import Decision
+from onceflow.protocol.home import JobFolder, Query
+from onceflow.service.status import chosen
 from onceflow.snapshots.epochs import decisions, kept
 from onceflow.snapshots.savepoint import Savepoint
 from onceflow.snapshots.savepoints import Savepoints
-from onceflow.snapshots.state import states
+from onceflow.snapshots.state_view import states
 
 
 def find(home: str | os.PathLike[str], job: str, savepoint: str) -> Savepoint:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from onceflow.contract.ledger import Position
 from onceflow.errors import JobError, OnceflowError
-from onceflow.home import JobFolder
-from onceflow.ledger import Position
 from onceflow.log.embedded import EmbeddedLog
 from onceflow.log.readers import Reader, readers
 from onceflow.log.retention import published_after
-from onceflow.sinks.log import Log
+from onceflow.log.sink import Log
+from onceflow.protocol.home import JobFolder
 
 
 def refuse_reader_past(

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from onceflow.errors import JobError
-from onceflow.home import JobFolder, now
-from onceflow.lineage import Origin
-from onceflow.snapshots.cuts import Cut
+from onceflow.faults.points import reach
+from onceflow.protocol.home import JobFolder, now
+from onceflow.protocol.lineage import Origin
+from onceflow.snapshots.cut import Cut
 from onceflow.snapshots.restore import begin
-from onceflow.storage import seal
-from onceflow.testing.faults import reach
+from onceflow.store.posix import seal
 
 _MAKING = "making.json"
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from onceflow.epoch_log import EpochLog
 from onceflow.errors import JobError
-from onceflow.home import JobFolder
-from onceflow.lineage import Origin
+from onceflow.protocol.epoch_log import EpochLog
+from onceflow.protocol.home import JobFolder
+from onceflow.protocol.lineage import Origin
 
 
 class History:

@@ -23,22 +23,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from onceflow.epoch_log import Decision
+from onceflow.contract.ledger import Guarantee, Ledger, Position, Publication
+from onceflow.contract.sink import Sink
 from onceflow.errors import JobError, LeaseHeld, TargetBehind, TargetError
-from onceflow.home import JobFolder, Query, now
-from onceflow.ledger import Guarantee, Ledger, Position, Publication
-from onceflow.lineage import CHOICES, Origin, Stood, refuse_foreign, standing
-from onceflow.runtime.lease import Lease
+from onceflow.faults.points import reach
+from onceflow.protocol.epoch_log import Decision
+from onceflow.protocol.home import JobFolder, Query, now
+from onceflow.protocol.lease import Lease
+from onceflow.protocol.lineage import CHOICES, Origin, Stood, refuse_foreign, standing
+from onceflow.protocol.retained_decisions import Past
 from onceflow.sinks import Log, open_target
-from onceflow.sinks.base import Sink
-from onceflow.snapshots.cuts import Cut, cut_of, link_or_copy
-from onceflow.snapshots.history import History
+from onceflow.snapshots.cut import Cut, cut_of, link_or_copy
 from onceflow.snapshots.log_readers import refuse_reader_past
-from onceflow.snapshots.past import Past
-from onceflow.spark_inside import Checkpoint
-from onceflow.spark_inside.source_log import SourceLog
-from onceflow.storage import make_dirs
-from onceflow.testing.faults import reach
+from onceflow.snapshots.published_history import History
+from onceflow.spark.file_source_log import SourceLog
+from onceflow.spark.inside import Checkpoint
+from onceflow.store.posix import make_dirs
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from onceflow.epoch_log import Decision
 from onceflow.errors import CheckpointRefused, Damaged, JobError
-from onceflow.snapshots.cuts import Cut, refuse_incomplete, sha256
-from onceflow.spark_inside import SUPPORTED
-from onceflow.storage import unseal
+from onceflow.protocol.epoch_log import Decision
+from onceflow.snapshots.cut import Cut, refuse_incomplete, sha256
+from onceflow.spark.inside import SUPPORTED
+from onceflow.store.posix import unseal
 
 MANIFEST = "manifest.json"
 FORMAT = 1  # of what a manifest says

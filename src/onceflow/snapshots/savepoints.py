@@ -33,13 +33,14 @@ from typing import Any
 
 from onceflow import __version__
 from onceflow.errors import CheckpointRefused, Damaged, JobError, OnceflowError
-from onceflow.home import JobFolder, Query, now
-from onceflow.lineage import Origin
-from onceflow.names import check_name
-from onceflow.snapshots.cuts import Hashes, cut_of, identity, published, take
-from onceflow.snapshots.history import History
+from onceflow.faults.points import reach
+from onceflow.protocol.home import JobFolder, Query, now
+from onceflow.protocol.lineage import Origin
+from onceflow.snapshots.cut import Hashes, cut_of, identity, published, take
+from onceflow.snapshots.published_history import History
 from onceflow.snapshots.savepoint import FORMAT, MANIFEST, Savepoint
-from onceflow.storage import (
+from onceflow.store.names import check_name
+from onceflow.store.posix import (
     LocalStore,
     make_dirs,
     replace_file,
@@ -47,7 +48,6 @@ from onceflow.storage import (
     translate_disk_full,
     unseal,
 )
-from onceflow.testing.faults import reach
 
 _HOLD = "hold.json"
 _LOCK = ".lock"

@@ -16,16 +16,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onceflow.errors import JobError, LeaseHeld
-from onceflow.home import JobFolder
-from onceflow.lineage import Origin
-from onceflow.operators import FOLDER
-from onceflow.runtime.lease import Lease
-from onceflow.snapshots.cuts import Cut, cut_of
-from onceflow.snapshots.history import History
-from onceflow.snapshots.keyed_state import KeyedState
+from onceflow.protocol.home import JobFolder
+from onceflow.protocol.keyed_runner import FOLDER
+from onceflow.protocol.lease import Lease
+from onceflow.protocol.lineage import Origin
+from onceflow.snapshots.cut import Cut, cut_of
+from onceflow.snapshots.keyed_state_view import KeyedState
+from onceflow.snapshots.published_history import History
 from onceflow.snapshots.restore import Answer, Restore
 from onceflow.state.load import Loaded, Tell, load
-from onceflow.storage import make_dirs
+from onceflow.store.posix import make_dirs
 
 _MAKING = "importing"  # in the folder of the job
 

@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onceflow.epoch_log import Decision
 from onceflow.errors import CheckpointRefused, JobError, OnceflowError
-from onceflow.home import JobFolder, Query
-from onceflow.lineage import Origin
-from onceflow.runtime.complaint import readable
-from onceflow.snapshots.checkpoint import ReadCheckpoint
-from onceflow.snapshots.look import chosen_queries, not_retained, where_decided
-from onceflow.spark_inside import Checkpoint
-from onceflow.spark_inside.state_reader import state_rows
-from onceflow.spark_inside.state_schema import StateStore, state_stores
+from onceflow.protocol.epoch_log import Decision
+from onceflow.protocol.home import JobFolder, Query
+from onceflow.protocol.lineage import Origin
+from onceflow.service.error_report import readable
+from onceflow.snapshots.checkpoint_view import ReadCheckpoint
+from onceflow.snapshots.epoch_view import chosen_queries, not_retained, where_decided
+from onceflow.spark.inside import Checkpoint
+from onceflow.spark.state_reader import state_rows
+from onceflow.spark.state_schema import StateStore, state_stores
 
 if TYPE_CHECKING:
-    from onceflow.snapshots.keyed_state import KeyedState
+    from onceflow.snapshots.keyed_state_view import KeyedState
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class EpochState:
 
     @property
     def keyed(self) -> list[KeyedState]:
-        from onceflow.snapshots.keyed_state import KeyedState  # loads Arrow
+        from onceflow.snapshots.keyed_state_view import KeyedState  # loads Arrow
 
         return [
             KeyedState(self.query, self.decision, self.epochs, step) for step in self.decision.keyed

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.errors import CheckpointRefused, PlanChanged
-from onceflow.spark_inside.source_log import (
+from onceflow.spark.file_source_log import (
     SourceEntries,
     SourceLog,
     crc_of,
@@ -20,8 +20,8 @@ from onceflow.spark_inside.source_log import (
     numbers_in,
     remove,
 )
-from onceflow.spark_inside.state_files import PARTS, stores_of
-from onceflow.storage import replace_file
+from onceflow.spark.state_files import PARTS, stores_of
+from onceflow.store.posix import replace_file
 
 
 def parse_offsets(text: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.errors import CheckpointRefused, PlanChanged
-from onceflow.storage import replace_file
+from onceflow.store.posix import replace_file
 
 COMPACT_INTERVAL = "spark.sql.streaming.fileSource.log.compactInterval"
 

@@ -14,13 +14,9 @@ from __future__ import annotations
 import re
 
 from onceflow.errors import SetupError
-from onceflow.spark_inside.checkpoint import (
-    Checkpoint,
-    advance_watermark,
-    offset_after,
-    parse_offsets,
-)
-from onceflow.spark_inside.query import (
+from onceflow.spark.checkpoint import Checkpoint, advance_watermark, offset_after, parse_offsets
+from onceflow.spark.file_source_log import COMPACT_INTERVAL, SourceEntries
+from onceflow.spark.running_query import (
     Load,
     Plan,
     RunningQuery,
@@ -35,7 +31,6 @@ from onceflow.spark_inside.query import (
     register_data_source,
     stateful_operations,
 )
-from onceflow.spark_inside.source_log import COMPACT_INTERVAL, SourceEntries
 
 SUPPORTED = ((4, 2), (4, 3))
 

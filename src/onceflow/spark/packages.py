@@ -1,7 +1,7 @@
 """Spark's Kafka connector: it is no part of PySpark, and must be of its version.
 
 On an ordinary network Spark gets it itself: `spark.jars.packages` set to `packages()`. Elsewhere
-ONCEFLOW_JARS names a folder with its four jars, as `python -m onceflow.jars connector` makes one.
+ONCEFLOW_JARS names a folder with its four jars, as `python -m onceflow.spark.jars connector` makes one.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 from onceflow.errors import SetupError
-from onceflow.spark_inside import SUPPORTED
+from onceflow.spark.inside import SUPPORTED
 
 FOLDER = "ONCEFLOW_JARS"
 SCALA = "2.13"
 _NAME = "spark-sql-kafka-0-10"
 _WITH = ("spark-token-provider-kafka-0-10_", "kafka-clients-", "commons-pool2-")
 _CONNECTOR = re.compile(rf"{_NAME}_(\d+\.\d+)-(.+)\.jar")
-GET = f'export {FOLDER}="$(python -m onceflow.jars connector)"'
+GET = f'export {FOLDER}="$(python -m onceflow.spark.jars connector)"'
 
 
 @dataclass(frozen=True)

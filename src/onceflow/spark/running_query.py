@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import unquote, urlparse
 
 from onceflow.errors import BadInput, JobError, PlanChanged
-from onceflow.spark_inside import writing
-from onceflow.spark_inside.source_log import SourceEntries, is_file_offset
+from onceflow.spark import parquet_writer as writing
+from onceflow.spark.file_source_log import SourceEntries, is_file_offset
 
 _REPORTED_BY_US = (
     "sql.execution.streaming",

@@ -18,9 +18,10 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onceflow import connector, spark_inside
+from onceflow.cli.class_archive import java_options
 from onceflow.errors import SessionRefused, SetupError
-from onceflow.warm import java_options
+from onceflow.spark import inside as spark_inside
+from onceflow.spark import packages as connector
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -93,9 +94,9 @@ def profile() -> dict[str, str]:
 
 
 def kafka_packages() -> str:
-    """With `settings={"spark.jars.packages": onceflow.session.kafka_packages()}` a new session
+    """With `settings={"spark.jars.packages": onceflow.spark.session.kafka_packages()}` a new session
     gets Spark's Kafka connector from Maven's central repository. Where that cannot be reached,
-    ONCEFLOW_JARS names a folder with it: see `onceflow.connector`."""
+    ONCEFLOW_JARS names a folder with it: see `onceflow.spark.packages`."""
     return connector.packages()
 
 

@@ -15,7 +15,7 @@ import zipfile
 from pathlib import Path
 
 from onceflow.errors import CheckpointRefused
-from onceflow.spark_inside.source_log import names_in
+from onceflow.spark.file_source_log import names_in
 
 PARTS = ("SSTs", "logs")  # what snapshots of a store consist of, beside their `.zip`
 _MAGIC = b"LZ4Block"

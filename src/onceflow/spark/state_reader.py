@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.errors import JobError
-from onceflow.spark_inside.state_schema import StateStore
+from onceflow.spark.state_schema import StateStore
 
 
 def state_rows(

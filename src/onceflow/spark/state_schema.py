@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onceflow.spark_inside.source_log import names_in, number_of
+from onceflow.spark.file_source_log import names_in, number_of
 
 DEFAULT = "default"
 

@@ -12,6 +12,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from onceflow.contract.ledger import (
+    Committable,
+    Guarantee,
+    Ledger,
+    Outcome,
+    Position,
+    Publication,
+    judge,
+    staged_file_gone,
+)
+from onceflow.contract.schema import columns, leaf_types, refuse_difference
+from onceflow.contract.sink import Sink, Staged
+from onceflow.contract.unstorable import refuse_unfit, unfit_rows
 from onceflow.errors import (
     DiskFull,
     Fenced,
@@ -23,20 +36,9 @@ from onceflow.errors import (
     TargetError,
     TargetForeign,
 )
-from onceflow.ledger import (
-    Committable,
-    Guarantee,
-    Ledger,
-    Outcome,
-    Position,
-    Publication,
-    judge,
-    staged_file_gone,
-)
-from onceflow.schema import columns, leaf_types, refuse_difference
-from onceflow.sinks.base import Sink, Staged
-from onceflow.sinks.sqlite_before import TAGS, Before
-from onceflow.sinks.sqlite_values import (
+from onceflow.faults.points import reach
+from onceflow.sqlite.undo import TAGS, Before
+from onceflow.sqlite.values import (
     affinity,
     may_be_unfit,
     quote,
@@ -44,9 +46,7 @@ from onceflow.sinks.sqlite_values import (
     sqlite_unfit,
     sqlite_values,
 )
-from onceflow.sinks.unfit import refuse_unfit, unfit_rows
-from onceflow.storage import make_dirs
-from onceflow.testing.faults import reach
+from onceflow.store.posix import make_dirs
 
 _NO_SPACE = 2**20  # bytes; an I/O error with less left than this is a full disk
 _LEDGER = "_onceflow_ledger"

@@ -17,10 +17,10 @@ import json
 import sqlite3
 from collections.abc import Sequence
 
+from onceflow.contract.ledger import Position, Publication
 from onceflow.errors import TargetBehind
-from onceflow.ledger import Position, Publication
-from onceflow.sinks.sqlite_values import quote
-from onceflow.sinks.steps import Steps
+from onceflow.sqlite.values import quote
+from onceflow.tables.rewind_history import Steps
 
 TAGS = {"_lineage": "TEXT", "_epoch": "INTEGER"}  # of rows without a key
 THERE = "_onceflow_there"  # was the row there?

@@ -10,7 +10,15 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
-from onceflow.sinks.unfit import YEAR_1, YEAR_10000, is_text, leaves, not_utf8, outside, time_kind
+from onceflow.contract.unstorable import (
+    YEAR_1,
+    YEAR_10000,
+    is_text,
+    leaves,
+    not_utf8,
+    outside,
+    time_kind,
+)
 
 _INTEGERS = ("boolean", "byte", "short", "integer", "long")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from onceflow.contract.schema import arrow_schema, nullable, parse_schema
 from onceflow.errors import JobError
-from onceflow.schema import arrow_schema, nullable, parse_schema
 from onceflow.state.fit import same_kind
 from onceflow.state.process import Binding, KeyedProcess, folds_by_itself
 from onceflow.state.states import Column, Declared, Surroundings, resolve

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from onceflow.state.keys import group_of
 from onceflow.state.load import Tell
 from onceflow.state.store import Reader
-from onceflow.storage import fsync_file, translate_disk_full
+from onceflow.store.posix import fsync_file, translate_disk_full
 
 _WRITE_ROWS, _WRITE_BYTES = 1 << 16, 32 << 20  # at a time
 _FILE_BYTES = 256 << 20

@@ -18,8 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import types as t
 
+from onceflow.contract.schema import arrow_schema, type_name
 from onceflow.errors import JobError
-from onceflow.schema import arrow_schema, type_name
 
 Places = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]

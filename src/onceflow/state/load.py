@@ -30,7 +30,7 @@ from onceflow.state.keys import Places, groups_of, places_of
 from onceflow.state.manifest import Manifest
 from onceflow.state.parquet import HIDDEN, as_spark, check, files, opened
 from onceflow.state.runs import SUFFIX, Run, RunWriter, StoreSchema, repeated
-from onceflow.storage import translate_disk_full
+from onceflow.store.posix import translate_disk_full
 
 _READ_ROWS = 1 << 17  # at a time
 _SCRATCH_ROWS, _SCRATCH_BYTES, _MOST_SCRATCH = 1 << 19, 32 << 20, 512

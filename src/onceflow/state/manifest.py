@@ -17,7 +17,7 @@ from typing import Any
 
 from onceflow.errors import Damaged
 from onceflow.state.runs import SUFFIX, Run
-from onceflow.storage import replace_file, seal, unseal
+from onceflow.store.posix import replace_file, seal, unseal
 
 _KIND, _SUBJECT = "state-manifest", "keyed state"
 _MEND = "restore a savepoint, or roll back to another epoch; nothing was computed from the file"

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types as t
 
+from onceflow.contract.schema import arrow_schema, spark_schema
 from onceflow.errors import BadInput, JobError
-from onceflow.schema import arrow_schema, spark_schema
 from onceflow.state.evolve import fits, fits_keys
 from onceflow.state.runs import StoreSchema
 

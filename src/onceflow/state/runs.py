@@ -29,7 +29,7 @@ from pyarrow import types as t
 
 from onceflow.errors import Damaged, JobError, OnceflowError
 from onceflow.state.keys import Places, groups_of
-from onceflow.storage import fsync_dir, make_dirs, translate_disk_full
+from onceflow.store.posix import fsync_dir, make_dirs, translate_disk_full
 
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.int64]

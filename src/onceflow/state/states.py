@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 from pyarrow import types as t
 
+from onceflow.contract.schema import arrow_schema, nullable, parse_schema
 from onceflow.errors import JobError
-from onceflow.schema import arrow_schema, nullable, parse_schema
 from onceflow.state.arrays import TIMESTAMP
 from onceflow.state.fit import same_kind
 

@@ -24,8 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from onceflow.contract.schema import arrow_schema
 from onceflow.errors import BadRows
-from onceflow.schema import arrow_schema
+from onceflow.faults.points import reach_in_task
 from onceflow.state.compact import choose, compact
 from onceflow.state.keys import first_place, task_ranges
 from onceflow.state.manifest import Manifest
@@ -33,8 +34,7 @@ from onceflow.state.process import KeyedProcess
 from onceflow.state.runs import RunWriter, StoreSchema, same_keys
 from onceflow.state.step import Step, Time
 from onceflow.state.store import Reader
-from onceflow.storage import translate_disk_full
-from onceflow.testing.faults import reach_in_task
+from onceflow.store.posix import translate_disk_full
 
 PLACE, LATE, PART = "_onceflow_place", "_onceflow_late", "_onceflow_part"
 REPORT = "report"

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from onceflow.errors import Damaged, DiskFull
-from onceflow.testing.faults import reach
+from onceflow.faults.points import reach
 
 VERSION = 1
 _TEMPORARY = ".put-"

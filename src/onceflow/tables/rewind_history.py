@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from onceflow.contract.ledger import Position, Publication
 from onceflow.errors import TargetBehind
-from onceflow.ledger import Position, Publication
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,9 @@ from typing import Any
 
 import pytest
 
-from onceflow.committables import verify
+from onceflow.contract.ledger import Ledger, Outcome, Position, Publication
+from onceflow.contract.schema import parse_schema
+from onceflow.contract.staged_files import verify
 from onceflow.errors import (
     Damaged,
     Fenced,
@@ -32,8 +34,6 @@ from onceflow.errors import (
     TargetBehind,
     TargetForeign,
 )
-from onceflow.ledger import Ledger, Outcome, Position, Publication
-from onceflow.schema import parse_schema
 from onceflow.testing.moments import Aside, at_moments, kill_at
 from onceflow.testing.processes import in_another_process, is_killed
 from onceflow.testing.rewinding import Rewinding

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from onceflow.contract.schema import arrow_schema, nullable, parse_schema
 from onceflow.errors import JobError
-from onceflow.schema import arrow_schema, nullable, parse_schema
 from onceflow.state.arrays import NEVER, as_micros, micros
 from onceflow.state.process import KeyedProcess
 from onceflow.state.states import span

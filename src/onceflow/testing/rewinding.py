@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from onceflow.contract.ledger import Position, Publication
 from onceflow.errors import Fenced, TargetBehind
-from onceflow.ledger import Position, Publication
 from onceflow.testing.moments import kill_at
 from onceflow.testing.processes import is_killed
 from onceflow.testing.stand_in import StandIn

@@ -1,4 +1,4 @@
-"""A stand-in for the driver: does with a sink what `onceflow.epoch` does, without Spark."""
+"""A stand-in for the driver: does with a sink what `onceflow.protocol.epoch` does, without Spark."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from onceflow.committables import BY, NULL_FOLDER, describe, harden, read_staged, verify
+from onceflow.contract.ledger import Committable, Ledger, Outcome, Position, Publication
+from onceflow.contract.schema import arrow_schema
+from onceflow.contract.sink import Sink, Staged
+from onceflow.contract.staged_files import BY, NULL_FOLDER, describe, harden, read_staged, verify
 from onceflow.errors import SetupError
-from onceflow.ledger import Committable, Ledger, Outcome, Position, Publication
-from onceflow.schema import arrow_schema
-from onceflow.sinks.base import Sink, Staged
 from onceflow.testing.rows import Row
 
 OUTPUT = "job/query/output"

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from onceflow.ledger import Ledger, Publication
-from onceflow.schema import parse_schema
-from onceflow.sinks.base import Sink
+from onceflow.contract.ledger import Ledger, Publication
+from onceflow.contract.schema import parse_schema
+from onceflow.contract.sink import Sink
 from onceflow.testing.moments import at_moments
 from onceflow.testing.rows import Row, difference, make_row
 from onceflow.testing.stand_in import OUTPUT, StandIn, folder_values

@@ -1,6 +1,6 @@
 """Jars that are neither in PySpark nor in a wheel: got by Maven once, then kept.
 
-`python -m onceflow.jars connector` prints the folder of Spark's Kafka connector, and gets it first
+`python -m onceflow.spark.jars connector` prints the folder of Spark's Kafka connector, and gets it first
 if need be; `broker` is Kafka itself, for tests and examples. Which jars these are is said by the
 POM of that name beside this file. A folder is complete or not there at all.
 """

@@ -1,4 +1,4 @@
-"""`python -m onceflow.jars NAME…`: prints a folder for each, with the jars in it."""
+"""`python -m onceflow.spark.jars NAME…`: prints a folder for each, with the jars in it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import sys
 
 import click
 
-from onceflow import jars
 from onceflow.errors import SetupError
+from onceflow.spark import jars
 
 
 @click.command()

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from onceflow import jars
 from onceflow.errors import SetupError
+from onceflow.spark import jars
 from onceflow.testing.servers.process import (
     HOST,
     Process,
@@ -79,7 +79,7 @@ class Kafka:
         return f"Kafka({self.servers})"
 
     def __enter__(self) -> Kafka:
-        from onceflow.session import java_command
+        from onceflow.spark.session import java_command
 
         if self._given:
             _check(self._given)
