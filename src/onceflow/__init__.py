@@ -27,12 +27,12 @@ __all__ = [
 
 # Imported when they are asked for: tasks import `onceflow.sources` and need none of them.
 _WHERE = {
-    "Flow": "flow",
-    "Handle": "handle",
-    "get_session": "session",
-    "profile": "session",
-    "start": "handle",
-    "write": "handle",
+    "Flow": "jobs.flow",
+    "Handle": "jobs.handle",
+    "get_session": "spark.session",
+    "profile": "spark.session",
+    "start": "jobs.handle",
+    "write": "jobs.handle",
 }
 
 

@@ -110,7 +110,7 @@ def test_a_driver_that_is_killed_in_a_transaction_loses_and_doubles_nothing(
         job.add(number)
     life = (
         "import sys; sys.path.insert(0, sys.argv[1]); import onceflow, test_postgres_jobs as t\n"
-        "from onceflow.testing import faults; from pathlib import Path; from types import "
+        "from onceflow import faults; from pathlib import Path; from types import "
         "SimpleNamespace as N\n"
         "place = N(server=N(dsn=sys.argv[2]), schema=sys.argv[3], home=Path(sys.argv[4]))\n"
         "faults.arm('postgres.written', 'kill', visit=2)\n"

@@ -308,7 +308,7 @@ def test_an_append_that_was_killed_is_there_once_after_the_next(
     arguments = ["append", "log", "rows.txt", "--producer", "import", "--sequence", "1"]
     (tmp_path / "rows.txt").write_text("a\nb\n")
     code = f"""
-from onceflow.testing import faults
+from onceflow import faults
 faults.arm({point!r}, "kill")
 from onceflow.cli import main
 main()

@@ -66,8 +66,8 @@ def test_whoever_is_faster_wins(bin_folder: Path) -> None:
 def test_an_installed_package_keeps_them_in_the_users_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert jars.cache() == Path(jars.__file__).parents[3] / ".cache" / "jars"  # of this clone
-    monkeypatch.setattr(jars, "_HERE", tmp_path / "site-packages" / "onceflow" / "jars")
+    assert jars.cache() == Path(jars.__file__).parents[4] / ".cache" / "jars"  # of this clone
+    monkeypatch.setattr(jars, "_HERE", tmp_path / "site-packages" / "onceflow" / "spark" / "jars")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert jars.cache() == tmp_path / "onceflow" / "jars"
     monkeypatch.delenv("XDG_CACHE_HOME")

@@ -1,8 +1,8 @@
 """Spark starts in about half the time from an archive of its classes (Java's class data sharing).
 
-`python -m onceflow.cli.class_archive FILE` makes one, by running a small job. Sessions start from it where
-ONCEFLOW_CLASS_ARCHIVE names it. Java checks that it is of this Java and of these jars, and goes on
-without it where it is not: a stale one costs time and nothing else.
+`python -m onceflow.cli.class_archive FILE` makes one, by running a small job. Sessions start from
+it where ONCEFLOW_CLASS_ARCHIVE names it. Java checks that it is of this Java and of these jars, and
+ignores it if it is not: a stale archive costs time and nothing else.
 """
 
 from __future__ import annotations

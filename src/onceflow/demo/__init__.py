@@ -1,1 +1,5 @@
-"""`onceflow demo`: a stream with known contents, a job that is killed, and the truth beside it."""
+"""`onceflow demo`: the ads application under kill -9, with the expected result beside every output.
+
+Lives here: the play and its processes. May not live here: the application itself (`examples/ads`).
+Start reading in `play.py`.
+"""

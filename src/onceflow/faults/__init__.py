@@ -1,0 +1,53 @@
+"""Named fault points: places between two steps where a test may break the process.
+
+Lives here: the names, and `reach`, which does nothing unless a test armed a fault. May not live
+here: anything that imports onceflow. Start reading in `points.py`.
+"""
+
+from onceflow.faults.points import (
+    EPOCH,
+    FOLDER,
+    KAFKA,
+    KEYED,
+    OPENING,
+    POINTS,
+    POSTGRES,
+    PUT,
+    ROLL_UP,
+    SERVICES,
+    SNAPSHOTS,
+    SQLITE,
+    TASK,
+    TRIM,
+    InjectedFault,
+    arm,
+    arm_from_environment,
+    disarm,
+    reach,
+    reach_in_task,
+    record,
+)
+
+__all__ = [
+    "EPOCH",
+    "FOLDER",
+    "KAFKA",
+    "KEYED",
+    "OPENING",
+    "POINTS",
+    "POSTGRES",
+    "PUT",
+    "ROLL_UP",
+    "SERVICES",
+    "SNAPSHOTS",
+    "SQLITE",
+    "TASK",
+    "TRIM",
+    "InjectedFault",
+    "arm",
+    "arm_from_environment",
+    "disarm",
+    "reach",
+    "reach_in_task",
+    "record",
+]

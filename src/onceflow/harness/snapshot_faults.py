@@ -27,7 +27,7 @@ from onceflow.snapshots.epochs import decisions
 _ENDS_WITHIN = 120.0  # seconds, for a command, and for one life of a fork
 # The command line as it is, in which a fault can be armed.
 _ONCEFLOW = """
-from onceflow.testing import faults
+from onceflow import faults
 from onceflow.harness import mutants
 faults.arm_from_environment()
 mutants.install_from_environment()

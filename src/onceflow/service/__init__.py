@@ -1,1 +1,5 @@
-"""What keeps a driver alive, alone and seen."""
+"""The processes that keep a driver alive, and what they tell: supervisor, driver, journal, status.
+
+Lives here: restarts, progress, error reports, the status of a home. May not live here: screens and
+pages. Start reading in `supervisor.py`, then `driver.py`.
+"""

@@ -1,7 +1,7 @@
 """Spark's Kafka connector: it is no part of PySpark, and must be of its version.
 
 On an ordinary network Spark gets it itself: `spark.jars.packages` set to `packages()`. Elsewhere
-ONCEFLOW_JARS names a folder with its four jars, as `python -m onceflow.spark.jars connector` makes one.
+ONCEFLOW_JARS names a folder with its four jars, made by `python -m onceflow.spark.jars connector`.
 """
 
 from __future__ import annotations

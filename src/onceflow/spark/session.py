@@ -94,9 +94,10 @@ def profile() -> dict[str, str]:
 
 
 def kafka_packages() -> str:
-    """With `settings={"spark.jars.packages": onceflow.spark.session.kafka_packages()}` a new session
-    gets Spark's Kafka connector from Maven's central repository. Where that cannot be reached,
-    ONCEFLOW_JARS names a folder with it: see `onceflow.spark.packages`."""
+    """The Maven coordinates of Spark's Kafka connector, for the setting `spark.jars.packages`.
+
+    If Maven's central repository cannot be reached, ONCEFLOW_JARS names a folder with the jars: see
+    `onceflow.spark.packages`."""
     return connector.packages()
 
 
@@ -128,7 +129,7 @@ def get_session(
         )
         config["spark.sql.shuffle.partitions"] = cores or "1"
         config["spark.driver.host"] = config["spark.driver.bindAddress"] = "127.0.0.1"
-    log4j = resources.files("onceflow").joinpath("log4j2.properties")
+    log4j = resources.files("onceflow.spark").joinpath("log4j2.properties")
     java = f"-Dlog4j2.configurationFile=file:{log4j} {java_options()}"
     config["spark.driver.extraJavaOptions"] = java.strip()
     config.update(settings or {})

@@ -1,4 +1,4 @@
-"""A stand-in for the driver: does with a sink what `onceflow.protocol.epoch` does, without Spark."""
+"""A stand-in for the driver: it does with a sink what `protocol/epoch.py` does, without Spark."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Jars that are neither in PySpark nor in a wheel: got by Maven once, then kept.
 
-`python -m onceflow.spark.jars connector` prints the folder of Spark's Kafka connector, and gets it first
-if need be; `broker` is Kafka itself, for tests and examples. Which jars these are is said by the
-POM of that name beside this file. A folder is complete or not there at all.
+`python -m onceflow.spark.jars connector` prints the folder of Spark's Kafka connector, and
+gets it first if need be; `broker` is Kafka itself, for tests and examples. The POM of that name
+beside this file lists the jars. A folder is complete or does not exist.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def pom(name: str) -> Path:
 
 def cache() -> Path:
     """`.cache/jars` of a clone; `onceflow/jars` in the user's cache for an installed package."""
-    clone = _HERE.parents[2]
+    clone = _HERE.parents[3]
     if (clone / "scripts" / "bootstrap").is_file():
         return clone / ".cache" / "jars"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onceflow" / "jars"
