@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-
-from onceflow.jobs.job import Job, job  # at once: the module has the name of the function
+from onceflow.store.version import __version__
 
 if TYPE_CHECKING:
     from onceflow.jobs.flow import Flow
     from onceflow.jobs.handle import Handle, start, write
+    from onceflow.jobs.job import Job, job
     from onceflow.spark.session import get_session, profile
 
 __all__ = [
@@ -29,7 +28,9 @@ __all__ = [
 _WHERE = {
     "Flow": "jobs.flow",
     "Handle": "jobs.handle",
+    "Job": "jobs.job",
     "get_session": "spark.session",
+    "job": "jobs.job",
     "profile": "spark.session",
     "start": "jobs.handle",
     "write": "jobs.handle",

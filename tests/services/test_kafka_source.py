@@ -37,7 +37,7 @@ from onceflow import Flow, Handle, faults, sinks
 from onceflow.errors import BadInput, JobError, OutOfRange, PlanChanged, ServerSilent
 from onceflow.protocol.home import JobFolder
 from onceflow.sources import Kafka
-from onceflow.spark.inside import keep_quiet
+from onceflow.spark.running_query import keep_quiet
 from onceflow.testing.servers import Kafka as Servers
 
 ORDERS = "id long, item string"

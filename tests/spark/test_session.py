@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 
 import onceflow
 from onceflow.errors import SessionRefused, SetupError
-from onceflow.spark.inside import check_version
 from onceflow.spark.session import REQUIRED, check_java, check_session
+from onceflow.spark.versions import check_version
 
 RETAIN = "spark.sql.streaming.minBatchesToRetain"
 WRONG = {

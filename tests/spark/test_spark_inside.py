@@ -13,17 +13,18 @@ from story import FILES, Story
 
 from onceflow.errors import JobError, SetupError
 from onceflow.protocol.epoch import Epochs
-from onceflow.spark import inside as spark_inside
+from onceflow.spark.checkpoint import Checkpoint
+from onceflow.spark.versions import SUPPORTED, check_version
 
 
 def test_the_version_that_is_installed_is_one_that_it_knows(spark: Any) -> None:
-    assert tuple(int(p) for p in spark.version.split(".")[:2]) in spark_inside.SUPPORTED
+    assert tuple(int(p) for p in spark.version.split(".")[:2]) in SUPPORTED
 
 
 @pytest.mark.parametrize("version", ["3.5.1", "4.1.0", "4.4.0", "5.0.0-preview"])
 def test_other_versions_are_refused(version: str) -> None:
     with pytest.raises(SetupError, match="pip install"):
-        spark_inside.check_version(version)
+        check_version(version)
 
 
 QUERIES = {
@@ -88,7 +89,7 @@ def test_what_is_read_inside_an_epoch_is_what_spark_writes_afterwards(
         assert written["nextBatchWatermarkMs"] == decision.watermark
         assert decision.offsets == (folder / "offsets" / str(decision.epoch)).read_text()
         assert bool(decision.state) == (query != "stateless")
-        for file in spark_inside.Checkpoint(folder).state_files(decision.epoch, decision.state):
+        for file in Checkpoint(folder).state_files(decision.epoch, decision.state):
             assert file.exists()
 
 

@@ -22,8 +22,8 @@ from onceflow.protocol.home import JobFolder, Query
 from onceflow.sinks import Files
 from onceflow.snapshots.checkpoint_view import ReadCheckpoint
 from onceflow.snapshots.cut import cut_of
+from onceflow.spark.checkpoint import Checkpoint
 from onceflow.spark.file_source_log import SourceLog
-from onceflow.spark.inside import Checkpoint
 from onceflow.spark.state_files import stores_of
 
 EPOCHS = 7

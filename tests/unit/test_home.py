@@ -16,7 +16,7 @@ from onceflow.errors import CheckpointRefused, Damaged, JobError
 from onceflow.protocol.epoch_log import Decision
 from onceflow.protocol.home import JobFolder, Query, jobs
 from onceflow.protocol.identity import refuse_foreign_ledger, refuse_other_checkpoint
-from onceflow.spark.inside import Checkpoint
+from onceflow.spark.checkpoint import Checkpoint
 from onceflow.spark.session import REQUIRED
 from onceflow.store.posix import LocalStore, seal
 

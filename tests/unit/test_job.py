@@ -15,8 +15,9 @@ import onceflow.sinks
 import onceflow.sources
 import onceflow.state
 from onceflow import Job, errors, job
+from onceflow.contract.quantities import milliseconds
 from onceflow.errors import JobError, OnceflowError
-from onceflow.jobs.job import import_root, load, milliseconds
+from onceflow.jobs.job import import_root, load
 from onceflow.service.driver import find_by_workers
 from onceflow.store.names import check_name
 

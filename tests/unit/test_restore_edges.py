@@ -29,7 +29,7 @@ from onceflow.snapshots.import_savepoint import Arrive
 from onceflow.snapshots.restore import Restore
 from onceflow.snapshots.savepoint import Savepoint, installed_spark
 from onceflow.snapshots.savepoints import Savepoints
-from onceflow.spark.inside import Checkpoint
+from onceflow.spark.checkpoint import Checkpoint
 
 SCHEMA = parse_schema("id long")
 OFFSETS = 'v2\n{{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{{}}}}\nlines:{}'

@@ -29,7 +29,7 @@ from targets import (
 )
 
 from onceflow import faults
-from onceflow.contract.sink import parse_bytes
+from onceflow.contract.quantities import parse_bytes
 from onceflow.errors import (
     Damaged,
     DiskFull,

@@ -25,8 +25,8 @@ from typing import NoReturn
 
 import click
 
-from onceflow import __version__
 from onceflow.errors import JobError, OnceflowError, SetupError
+from onceflow.store.version import __version__
 
 _COMMANDS = {
     "run": "Run a job, with progress; exactly once, whatever happens.",

@@ -1,8 +1,6 @@
-"""Spark starts in about half the time from an archive of its classes (Java's class data sharing).
+"""`python -m onceflow.cli.class_archive FILE` makes an archive of Spark's classes.
 
-`python -m onceflow.cli.class_archive FILE` makes one, by running a small job. Sessions start from
-it where ONCEFLOW_CLASS_ARCHIVE names it. Java checks that it is of this Java and of these jars, and
-ignores it if it is not: a stale archive costs time and nothing else.
+It runs a small job; `onceflow.spark.class_archive` says what the archive is for.
 """
 
 from __future__ import annotations
@@ -15,17 +13,7 @@ from pathlib import Path
 
 import click
 
-ARCHIVE = "ONCEFLOW_CLASS_ARCHIVE"
-_QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
-
-
-def java_options() -> str:
-    """What a JVM of Spark's is started with to use the archive; nothing if there is none."""
-    path = os.environ.get(ARCHIVE, "")
-    blank = any(map(str.isspace, path))  # Spark splits the options at blanks
-    if not path or blank or not Path(path).is_file():
-        return ""
-    return f"-XX:SharedArchiveFile={path} {_QUIET}"
+from onceflow.spark.class_archive import ARCHIVE, QUIET
 
 
 @click.command()
@@ -43,7 +31,7 @@ def command(file: Path) -> None:
     os.environ.pop(ARCHIVE, None)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            _run_a_job(Path(folder), f"-XX:ArchiveClassesAtExit={unfinished} {_QUIET}")
+            _run_a_job(Path(folder), f"-XX:ArchiveClassesAtExit={unfinished} {QUIET}")
         if not unfinished.exists():
             raise click.ClickException("this Java wrote no archive; is the disk full?")
         unfinished.rename(file)
@@ -58,10 +46,10 @@ def _run_a_job(folder: Path, java: str) -> None:
     from pyspark.sql import functions as F
 
     import onceflow
+    from onceflow.files.sink import Files
     from onceflow.log import EmbeddedLog
-    from onceflow.sinks import Files
-    from onceflow.sources import Log
-    from onceflow.spark import inside as spark_inside
+    from onceflow.log.source import Log
+    from onceflow.spark.running_query import end_jvm
 
     log = EmbeddedLog.create(folder / "in")
     now = datetime.datetime.now(datetime.UTC)
@@ -78,7 +66,7 @@ def _run_a_job(folder: Path, java: str) -> None:
     settings = {"spark.driver.extraJavaOptions": java}
     spark = onceflow.get_session("local[2]", settings, log=folder / "spark.log")
     onceflow.start(warm, home=folder / "home", once=True).wait()
-    spark_inside.end_jvm(spark, seconds=300)  # the archive is written while it ends
+    end_jvm(spark, seconds=300)  # the archive is written while it ends
 
 
 if __name__ == "__main__":

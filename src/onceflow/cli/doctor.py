@@ -23,8 +23,8 @@ from onceflow.errors import OnceflowError
 from onceflow.protocol.home import JobFolder, jobs
 from onceflow.protocol.lease import Lease
 from onceflow.spark import packages as connector
-from onceflow.spark.inside import check_version
 from onceflow.spark.session import check_java
+from onceflow.spark.versions import check_version
 
 _LITTLE_SPACE = 2 * 10**9
 _NEEDED_JARS = ("spark-core_", "spark-sql_", "rocksdbjni", "hadoop-client-")

@@ -13,8 +13,7 @@ import click
 from onceflow.cli.output import home_option, json_option, number, show, table
 from onceflow.errors import JobError, OnceflowError
 from onceflow.jobs.job import load
-from onceflow.protocol.home import JobFolder
-from onceflow.service.status import chosen
+from onceflow.protocol.home import JobFolder, chosen
 from onceflow.snapshots.epoch_view import look
 from onceflow.snapshots.lineages import find
 from onceflow.spark.session import get_session

@@ -11,8 +11,7 @@ from onceflow.cli.output import home_option, json_option, show, table
 from onceflow.cli.restore import plan_option
 from onceflow.errors import CheckpointRefused, JobError
 from onceflow.jobs.stop_request import who
-from onceflow.protocol.home import JobFolder
-from onceflow.service.status import chosen
+from onceflow.protocol.home import JobFolder, chosen
 from onceflow.snapshots.cut import Cut, cut_of
 from onceflow.snapshots.fork import Fork
 from onceflow.snapshots.listings import find

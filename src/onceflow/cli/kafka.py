@@ -8,9 +8,8 @@ import click
 
 from onceflow.cli.output import home_option, json_option, number, show, table
 from onceflow.errors import LeaseHeld
-from onceflow.protocol.home import JobFolder, Query
+from onceflow.protocol.home import JobFolder, Query, chosen
 from onceflow.protocol.lease import Lease
-from onceflow.service.status import chosen
 from onceflow.sinks import Kafka, open_target
 
 

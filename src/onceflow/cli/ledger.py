@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from onceflow.cli.output import home_option, json_option, show, table
+from onceflow.protocol.home import chosen
 from onceflow.service.ledger_view import ledger
-from onceflow.service.status import chosen
 
 
 @click.command("ledger")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from onceflow.cli.output import home_option, json_option, show
-from onceflow.service.status import chosen
+from onceflow.protocol.home import chosen
 from onceflow.snapshots.lineages import lineages
 
 Told = dict[str, Any]

@@ -9,10 +9,9 @@ import click
 
 from onceflow.cli.log_input import append, parse_time, place, tail
 from onceflow.cli.output import age, json_option, number, show, table
+from onceflow.contract.quantities import milliseconds, parse_bytes
 from onceflow.contract.schema import columns
-from onceflow.contract.sink import parse_bytes
 from onceflow.errors import JobError
-from onceflow.jobs.job import milliseconds
 from onceflow.log.embedded import DEFAULT_SCHEMA, EmbeddedLog
 from onceflow.log.readers import Reader, forget, readers
 from onceflow.log.retention import expired, trim

@@ -9,8 +9,7 @@ import click
 
 from onceflow.cli.output import home_option, json_option, show, table
 from onceflow.jobs.stop_request import who
-from onceflow.protocol.home import JobFolder
-from onceflow.service.status import chosen
+from onceflow.protocol.home import JobFolder, chosen
 from onceflow.snapshots.epochs import retained
 from onceflow.snapshots.import_savepoint import Arrive
 from onceflow.snapshots.lineages import find

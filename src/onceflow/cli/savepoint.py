@@ -10,8 +10,8 @@ import click
 from onceflow.cli.output import home_option, json_option, number, show, table
 from onceflow.cli.stop import stop_job
 from onceflow.jobs.stop_request import who
+from onceflow.protocol.home import chosen
 from onceflow.protocol.retained_decisions import sweep_all
-from onceflow.service.status import chosen
 from onceflow.snapshots.listings import about, details, find, listed
 from onceflow.snapshots.savepoints import Savepoints
 

@@ -13,7 +13,7 @@ from onceflow.cli import state_keyed
 from onceflow.cli.output import home_option, json_option, number, show, table
 from onceflow.cli.state_keyed import cell, epoch_option, query_option
 from onceflow.errors import JobError
-from onceflow.service.status import chosen
+from onceflow.protocol.home import chosen
 from onceflow.snapshots.listings import states_told
 from onceflow.snapshots.state_view import choose, states
 

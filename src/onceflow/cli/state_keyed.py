@@ -15,7 +15,7 @@ from onceflow.cli.output import home_option, is_terminal, json_option, number, s
 from onceflow.cli.restore import answered, plan_option
 from onceflow.errors import JobError
 from onceflow.jobs.stop_request import who
-from onceflow.service.status import chosen
+from onceflow.protocol.home import chosen
 from onceflow.snapshots.state_view import states
 
 if TYPE_CHECKING:

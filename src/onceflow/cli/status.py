@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from onceflow.cli.output import home_option, json_option, number, show, table
-from onceflow.service.status import chosen, status
+from onceflow.protocol.home import chosen
+from onceflow.service.status import status
 
 
 @click.command("status")

@@ -10,7 +10,7 @@ import click
 from onceflow.cli.output import home_option, json_option, show
 from onceflow.errors import NotStopped
 from onceflow.jobs.stop_request import Stopped, stop
-from onceflow.service.status import chosen
+from onceflow.protocol.home import chosen
 from onceflow.snapshots.savepoint import Savepoint
 from onceflow.snapshots.savepoints import Savepoints
 from onceflow.store.names import check_name

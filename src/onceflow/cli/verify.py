@@ -151,12 +151,12 @@ def _settings(  # noqa: PLR0917 - one parameter for each option
     duration: str | None, kinds: tuple[str, ...], points: tuple[str, ...], jobs: str, sinks: str,
     guarantee: str | None, recorded: str | None, master: str, brokers: int | None,
 ) -> Settings:  # fmt: skip
+    from onceflow.contract.quantities import milliseconds
     from onceflow.faults.points import KEYED, POINTS, SERVICES, TASK
     from onceflow.faults.points import SNAPSHOTS as STEPS
     from onceflow.harness.jobs import JOBS, SERVER_SINKS, SINKS, cases
     from onceflow.harness.runner import Settings
     from onceflow.harness.schedule import KINDS, SNAPSHOTS
-    from onceflow.jobs.job import milliseconds
 
     seconds = None if duration is None else milliseconds(duration) / 1000
     faults = faults or (_FAULTS if seconds is None else max(1, round(seconds)))

@@ -7,7 +7,6 @@ declared on the driver, opens its target when it is asked to, and holds nothing 
 from __future__ import annotations
 
 import inspect
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -168,23 +167,3 @@ class Sink(ABC):
                 f"{self} does not take output mode {mode!r}; it takes {' and '.join(self.modes)}",
                 hint=hint or "choose another mode or another sink",
             )
-
-
-_UNITS = {
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-}
-
-
-def parse_bytes(text: str) -> int:
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*", text)
-    if found is None or found[2].lower() not in _UNITS:
-        raise JobError(f"{text!r} is not a size", hint='write it like "256 MB"')
-    return int(float(found[1]) * _UNITS[found[2].lower()])

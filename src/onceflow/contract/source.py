@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from onceflow.errors import JobError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # Remembers facts of a part that joins a source later; gives what was remembered of it first.
 Keep = Callable[[str, dict[str, Any]], dict[str, Any]]
@@ -56,3 +59,28 @@ class Source(ABC):
     def rejected(self, spark: SparkSession, name: str) -> DataFrame:
         """The rows that cannot be parsed; only asked for if `on_bad` is a sink."""
         raise JobError(f"{type(self).__name__} has no rows to reject", hint='leave on_bad="stop"')
+
+
+def start_position(start: Any) -> Any:
+    """`start` in the form that goes through JSON: a word, {"offsets": […]} or {"at": …}."""
+    if start in ("earliest", "latest"):
+        return start
+    if isinstance(start, dict):
+        return {"offsets": [[partition, offset] for partition, offset in start.items()]}
+    return {"at": _microseconds(start)}
+
+
+def _microseconds(start: Any) -> int:
+    if isinstance(start, str):
+        try:
+            start = datetime.fromisoformat(start)
+        except ValueError:
+            raise JobError(
+                f"start={start!r} is not a place in a log",
+                hint='use "earliest", "latest", {0: offset} or a time like "2026-11-15T10:00:00Z"',
+            ) from None
+    if not isinstance(start, datetime):
+        raise JobError(f"start={start!r} is not a place in a log", hint='use "earliest"')
+    start = start if start.tzinfo else start.replace(tzinfo=UTC)
+    passed: timedelta = start - _EPOCH
+    return passed // timedelta(microseconds=1)

@@ -8,7 +8,7 @@ from typing import Any
 from onceflow.protocol.epoch_log import Decision, EpochLog
 from onceflow.protocol.home import JobFolder, Query
 from onceflow.protocol.lease import Holder, Lease
-from onceflow.spark.inside import Checkpoint
+from onceflow.spark.checkpoint import Checkpoint
 
 
 class Observed:

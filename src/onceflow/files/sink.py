@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onceflow.contract.ledger import Committable, Ledger, Position, Publication
+from onceflow.contract.quantities import parse_bytes
 from onceflow.contract.schema import columns, refuse_difference
-from onceflow.contract.sink import Staged, parse_bytes
+from onceflow.contract.sink import Staged
 from onceflow.contract.staged_files import AS_WRITTEN, BY, COMMITTER, describe, refuse_long_folder
 from onceflow.errors import Damaged, Fenced, JobError, TargetBehind, TargetForeign
 from onceflow.faults.points import reach

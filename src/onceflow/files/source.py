@@ -8,11 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
+from onceflow.contract.bad_rows import (
+    CORRUPT,
+    OPTIONS,
+    parse_json,
+    row_schema,
+    stop_at,
+    with_corrupt,
+)
 from onceflow.contract.schema import quoted
 from onceflow.contract.sink import Sink
 from onceflow.contract.source import Source
 from onceflow.errors import BadInput, JobError
-from onceflow.files.bad_rows import CORRUPT, OPTIONS, parse_json, row_schema, stop_at, with_corrupt
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

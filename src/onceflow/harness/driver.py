@@ -32,7 +32,7 @@ from onceflow.log.embedded import EmbeddedLog
 from onceflow.service.driver import Stop, Teller, keep_libraries_quiet, killed_with_parent, live
 from onceflow.service.error_report import complaint
 from onceflow.sources import Log
-from onceflow.spark import inside as spark_inside
+from onceflow.spark.running_query import jvm_process
 from onceflow.spark.session import get_session
 
 Order = dict[str, Any]
@@ -50,7 +50,7 @@ def main() -> None:
     tell, orders = Teller(options.events), _Orders()
     spark = get_session(options.master, options.settings, log=options.log)
     orders.workers = spark.sparkContext.environment
-    jvm, conf = spark_inside.jvm_process(), spark.sparkContext.getConf()
+    jvm, conf = jvm_process(), spark.sparkContext.getConf()
     address = f"{conf.get('spark.driver.host')}:{conf.get('spark.driver.port')}"
     tell("ready", jvm=jvm, address=address, spark=spark.version)
     while True:

@@ -6,9 +6,9 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from onceflow import __version__
 from onceflow.harness.checker import Violation
 from onceflow.harness.schedule import is_kill
+from onceflow.store.version import __version__
 
 Event = dict[str, Any]
 

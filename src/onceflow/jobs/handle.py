@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from onceflow.contract.digest import with_digest
 from onceflow.contract.ledger import Guarantee
+from onceflow.contract.quantities import milliseconds
 from onceflow.contract.sink import Sink
 from onceflow.errors import JobError, OnceflowError, PlanChanged
 from onceflow.jobs.fingerprint import fingerprint
 from onceflow.jobs.flow import Flow, declare
-from onceflow.jobs.job import Job, milliseconds
+from onceflow.jobs.job import Job
 from onceflow.jobs.stop_request import StopRequest
 from onceflow.protocol.epoch import Again, Epochs, Stopping
 from onceflow.protocol.epoch_log import Decision

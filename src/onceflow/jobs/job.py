@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import random
-import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onceflow.contract.quantities import milliseconds
 from onceflow.errors import JobError
 from onceflow.store.names import check_name
 
@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 
 # The row of a number; all that is random in it comes from the generator, which is seeded by it.
 Workload = Callable[[int, random.Random], Mapping[str, Any]]
-
-_UNITS = {
-    "ms": 1, "millisecond": 1, "milliseconds": 1,
-    "s": 1000, "second": 1000, "seconds": 1000,
-    "min": 60_000, "minute": 60_000, "minutes": 60_000,
-    "h": 3_600_000, "hour": 3_600_000, "hours": 3_600_000,
-    "d": 86_400_000, "day": 86_400_000, "days": 86_400_000,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,14 +58,6 @@ def job(
     if keep_epochs < 2:
         raise JobError(f"keep_epochs={keep_epochs} must be at least 2")
     return lambda declare: Job(name, declare, every, keep_epochs, workload, digests)
-
-
-def milliseconds(text: str) -> int:
-    """ "500ms", "1 second", "2 min", "7 days": how many milliseconds."""
-    found = re.fullmatch(r"\s*(\d+)\s*([a-z]+)\s*", str(text))
-    if found is None or found[2] not in _UNITS:
-        raise JobError(f"{text!r} is not a time", hint='write it like "500ms" or "1 second"')
-    return int(found[1]) * _UNITS[found[2]]
 
 
 def load(spec: str) -> Job:

@@ -28,7 +28,7 @@ from onceflow.protocol.lineage import Origin
 from onceflow.snapshots.cut import Cut, cut_of
 from onceflow.snapshots.epoch_view import chosen_queries, not_retained, where_decided
 from onceflow.snapshots.new_job import make_job
-from onceflow.spark.inside import no_state_snapshots
+from onceflow.spark.running_query import no_state_snapshots
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,13 +11,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from onceflow.contract.sink import Sink
-from onceflow.contract.source import Keep, Source
+from onceflow.contract.source import Keep, Source, start_position
 from onceflow.errors import JobError, OutOfRange, PlanChanged
 from onceflow.kafka.broker import Broker, Offsets, Topic
 from onceflow.kafka.errors import explain_kafka
 from onceflow.kafka.settings import for_driver, for_spark, refuse_settings
 from onceflow.kafka.source_rows import Form
-from onceflow.log.source import place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -72,7 +71,7 @@ class Kafka(Source):
         self.servers = servers if isinstance(servers, str) else ",".join(servers)
         self.value = value
         self.key = key
-        self.start = place(_by_topic(start, self.topics))
+        self.start = start_position(_by_topic(start, self.topics))
         self.max_rows_per_epoch = max_rows_per_epoch
         self.isolation = isolation
         self.on_bad = on_bad

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from onceflow.contract.bad_rows import parse_json, row_schema, stop_at
 from onceflow.contract.schema import quoted
 from onceflow.errors import BadInput, JobError
-from onceflow.files.bad_rows import parse_json, row_schema, stop_at
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.contract.ledger import Ledger, Outcome, Position, Publication
+from onceflow.contract.quantities import parse_bytes
 from onceflow.contract.schema import columns, refuse_difference
-from onceflow.contract.sink import parse_bytes
 from onceflow.errors import JobError, OnceflowError, TargetBehind
 from onceflow.folders.commit_log import Commit, CommitLog
 from onceflow.folders.folder import FolderSink

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from onceflow.contract.source import Keep, Source
+from onceflow.contract.source import Keep, Source, start_position
 from onceflow.errors import JobError
 from onceflow.log.embedded import EmbeddedLog
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Log(Source):
@@ -39,7 +37,7 @@ class Log(Source):
         max_rows_per_epoch: int | None = None,
     ) -> None:
         self.path = os.path.abspath(path)
-        self._start = place(start)
+        self._start = start_position(start)
         self.columns = None if columns is None else list(columns)
         self.max_rows_per_epoch = max_rows_per_epoch
         if isinstance(columns, str):
@@ -82,7 +80,7 @@ class Log(Source):
 
     def _options(self, spark: SparkSession, start: Any) -> dict[str, str]:
         from onceflow.log.data_source import LogDataSource
-        from onceflow.spark.inside import register_data_source
+        from onceflow.spark.running_query import register_data_source
 
         log = EmbeddedLog(self.path)
         register_data_source(spark, LogDataSource)
@@ -97,17 +95,8 @@ class Log(Source):
         return options
 
 
-def place(start: Any) -> Any:
-    """`start` in the form that goes through JSON: a word, {"offsets": […]} or {"at": …}."""
-    if start in ("earliest", "latest"):
-        return start
-    if isinstance(start, dict):
-        return {"offsets": [[partition, offset] for partition, offset in start.items()]}
-    return {"at": _microseconds(start)}
-
-
 def first_offsets(log: EmbeddedLog, start: Any) -> list[int]:
-    """A `place` as offsets of the log as it is now."""
+    """A start position as offsets of the log as it is now."""
     if isinstance(start, list):
         return start  # of an earlier start: what is gone of it is noticed when it is read
     if start == "earliest":
@@ -126,19 +115,3 @@ def first_offsets(log: EmbeddedLog, start: Any) -> list[int]:
     offsets = [asked.get(p, log.view.low[p]) for p in partitions]
     log.refuse_range(offsets, [max(o, n) for o, n in zip(offsets, log.view.next, strict=True)])
     return offsets
-
-
-def _microseconds(start: Any) -> int:
-    if isinstance(start, str):
-        try:
-            start = datetime.fromisoformat(start)
-        except ValueError:
-            raise JobError(
-                f"start={start!r} is not a place in a log",
-                hint='use "earliest", "latest", {0: offset} or a time like "2026-11-15T10:00:00Z"',
-            ) from None
-    if not isinstance(start, datetime):
-        raise JobError(f"start={start!r} is not a place in a log", hint='use "earliest"')
-    start = start if start.tzinfo else start.replace(tzinfo=UTC)
-    passed: timedelta = start - _EPOCH
-    return passed // timedelta(microseconds=1)

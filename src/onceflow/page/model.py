@@ -19,8 +19,7 @@ from onceflow.page.asked import asked
 from onceflow.page.boards import board, boards, verify_run, verify_runs
 from onceflow.page.jobs import FollowedHome
 from onceflow.protocol.epoch_log import EpochLog
-from onceflow.protocol.home import JobFolder, Query
-from onceflow.service.status import chosen
+from onceflow.protocol.home import JobFolder, Query, chosen
 from onceflow.snapshots.epoch_view import look
 from onceflow.snapshots.lineages import lineages as _lineages
 from onceflow.snapshots.listings import listed, states_told

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onceflow import __version__
+from onceflow.store.version import __version__
 
 Schema = dict[str, Any]
 

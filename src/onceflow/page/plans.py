@@ -8,9 +8,8 @@ from typing import Any
 
 from onceflow.errors import JobError, OnceflowError
 from onceflow.page.api import BadRequest
-from onceflow.protocol.home import JobFolder
+from onceflow.protocol.home import JobFolder, chosen
 from onceflow.protocol.lineage import CHOICES
-from onceflow.service.status import chosen
 from onceflow.snapshots.epochs import retained
 from onceflow.snapshots.restore import Restore
 from onceflow.snapshots.savepoints import Savepoints

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import Route
 
-from onceflow import __version__
 from onceflow.errors import JobError, OnceflowError
 from onceflow.page import boarded, plans, runs
 from onceflow.page.access import Access
@@ -24,6 +23,7 @@ from onceflow.page.tree import branches
 from onceflow.page.watch import Watch
 from onceflow.protocol.home import now
 from onceflow.store.names import NAME, check_name
+from onceflow.store.version import __version__
 
 Row = dict[str, Any]
 Parts = Callable[[str], Awaitable[Fragments]]

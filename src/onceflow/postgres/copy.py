@@ -21,7 +21,7 @@ from onceflow.errors import PublishFailed
 from onceflow.postgres.connection import Server
 from onceflow.postgres.table import ROW, TAG
 from onceflow.postgres.values import copy_lines, slices
-from onceflow.sqlite.values import quote
+from onceflow.tables.names import quote
 
 if TYPE_CHECKING:
     from onceflow.postgres.connection import Db

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from onceflow.contract.ledger import Ledger, Position, Publication
 from onceflow.errors import Fenced, TargetBehind, TargetForeign
 from onceflow.postgres.connection import client
-from onceflow.sqlite.values import quote
+from onceflow.tables.names import quote
 
 if TYPE_CHECKING:
     from onceflow.postgres.connection import Db

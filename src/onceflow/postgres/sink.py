@@ -57,7 +57,7 @@ from onceflow.postgres.ledger import LedgerTable, end_backend
 from onceflow.postgres.table import TAG, Table, lacking, may_create, refuse_rights, refuse_server
 from onceflow.postgres.undo import Before
 from onceflow.postgres.unstorable import always_fits, unfit
-from onceflow.sqlite.values import quote
+from onceflow.tables.names import quote
 
 if TYPE_CHECKING:
     from onceflow.postgres.connection import Db

@@ -13,7 +13,7 @@ from onceflow.contract.schema import columns
 from onceflow.errors import JobError, SchemaMismatch, TargetError
 from onceflow.postgres.connection import client
 from onceflow.postgres.values import postgres_type
-from onceflow.sqlite.values import quote
+from onceflow.tables.names import quote
 
 if TYPE_CHECKING:
     from onceflow.postgres.connection import Db

@@ -16,8 +16,7 @@ from onceflow.contract.ledger import Position, Publication
 from onceflow.errors import JobError, TargetBehind, TargetError
 from onceflow.postgres.connection import client
 from onceflow.postgres.table import LONGEST_NAME, Table, exists, lacking, may_create, refuse_rights
-from onceflow.sqlite.undo import THERE, WHOLE
-from onceflow.sqlite.values import quote
+from onceflow.tables.names import THERE, WHOLE, quote
 from onceflow.tables.rewind_history import Steps
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ import time
 from typing import Any
 
 from onceflow.protocol.epoch_log import Decision, EpochLog
-from onceflow.spark.inside import COMPACT_INTERVAL, Checkpoint, SourceEntries, advance_watermark
+from onceflow.spark.checkpoint import Checkpoint, advance_watermark
+from onceflow.spark.file_source_log import COMPACT_INTERVAL, SourceEntries
 
 
 class Agreement:

@@ -22,7 +22,7 @@ from onceflow.protocol.home import Query
 from onceflow.protocol.keyed_spec import At
 from onceflow.protocol.query_spec import Declared
 from onceflow.protocol.staging import Stager, refuse_columns
-from onceflow.spark.inside import Plan, RunningQuery
+from onceflow.spark.running_query import Plan, RunningQuery
 
 if TYPE_CHECKING:
     from onceflow.protocol.keyed_runner import Operators

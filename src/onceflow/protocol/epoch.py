@@ -59,14 +59,9 @@ from onceflow.protocol.query_spec import Declared
 from onceflow.protocol.retained_decisions import Past
 from onceflow.protocol.source_positions import Standing
 from onceflow.protocol.step_times import Times
-from onceflow.spark.inside import (
-    Checkpoint,
-    Plan,
-    RunningQuery,
-    SourceEntries,
-    offset_after,
-    parse_offsets,
-)
+from onceflow.spark.checkpoint import Checkpoint, offset_after, parse_offsets
+from onceflow.spark.file_source_log import SourceEntries
+from onceflow.spark.running_query import Plan, RunningQuery
 
 
 @contextlib.contextmanager

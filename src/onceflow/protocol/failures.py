@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 from onceflow import errors
+from onceflow.contract.bad_rows import stopped_at
 from onceflow.errors import BadInput, DiskFull, OnceflowError
-from onceflow.files.bad_rows import stopped_at
 from onceflow.files.source import bad_line
 from onceflow.kafka.errors import explain_kafka
 from onceflow.kafka.source_rows import bad_message

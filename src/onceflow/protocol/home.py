@@ -253,3 +253,16 @@ def jobs(home: str | os.PathLike[str]) -> Iterator[JobFolder]:
         for folder in sorted(root.iterdir()):
             if (folder / "job.json").is_file():
                 yield JobFolder(root, folder.name)
+
+
+def chosen(home: str | os.PathLike[str], job: str | None) -> list[JobFolder]:
+    """The job with that name, or all."""
+    found = list(jobs(home))
+    if job is None:
+        return found
+    names = ", ".join(folder.name for folder in found)
+    hint = f"there are: {names}" if names else "name the home with --home DIR"
+    found = [folder for folder in found if folder.name == job]
+    if not found:
+        raise JobError(f"no job {job} ran under {home}", hint=hint)
+    return found

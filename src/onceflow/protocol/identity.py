@@ -10,7 +10,7 @@ from onceflow.contract.ledger import Ledger
 from onceflow.errors import CheckpointRefused
 from onceflow.protocol.epoch_log import Decision
 from onceflow.protocol.home import Query
-from onceflow.spark.inside import Checkpoint
+from onceflow.spark.checkpoint import Checkpoint
 
 _RESTORE = "put it back from a backup of the home, or start the job under a new home"
 

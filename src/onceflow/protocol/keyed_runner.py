@@ -42,7 +42,7 @@ from onceflow.protocol.keyed_time import (
     wake,
 )
 from onceflow.protocol.staging import set_for_writing
-from onceflow.spark.inside import is_deterministic
+from onceflow.spark.running_query import is_deterministic
 from onceflow.state.evolve import fits, fits_keys
 from onceflow.state.load import load
 from onceflow.state.manifest import Manifest, Merged

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onceflow.contract.quantities import milliseconds
 from onceflow.contract.schema import columns, plain_schema
 from onceflow.contract.sink import Sink
 from onceflow.errors import JobError
-from onceflow.jobs.job import milliseconds
-from onceflow.spark.inside import stateful_operations
+from onceflow.spark.running_query import stateful_operations
 from onceflow.store.names import check_name
 
 if TYPE_CHECKING:

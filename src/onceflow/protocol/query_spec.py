@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from onceflow import __version__
 from onceflow.contract.ledger import Guarantee
 from onceflow.contract.schema import plain_schema, selected
 from onceflow.contract.sink import Sink
@@ -15,6 +14,7 @@ from onceflow.contract.source import Source
 from onceflow.protocol.home import now
 from onceflow.protocol.keyed_spec import KeyedStep
 from onceflow.protocol.lease import host_name
+from onceflow.store.version import __version__
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import re
 
 from onceflow.faults.points import reach
 from onceflow.protocol.epoch_log import Decision
+from onceflow.protocol.holds import Holds
 from onceflow.protocol.home import JobFolder, Query
-from onceflow.snapshots.savepoints import Savepoints
 from onceflow.store.posix import seal, unseal
 
 _FOLDER = "past"
@@ -51,7 +51,7 @@ class Past:
         return self._read(names[0][2])[0] if names else None
 
     def _needed(self) -> int | None:
-        return Savepoints(JobFolder(self._query.home, self._query.job)).needed_after(self._query)
+        return Holds(JobFolder(self._query.home, self._query.job)).needed_after(self._query)
 
     def _names(self) -> list[tuple[int, int, str]]:
         """First and last epoch, and name; oldest first. Who was killed has some of them twice."""

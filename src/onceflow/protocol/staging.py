@@ -44,7 +44,7 @@ from onceflow.contract.staged_files import (
     split,
 )
 from onceflow.errors import BadRows, JobError
-from onceflow.spark.inside import Load, RunningQuery
+from onceflow.spark.running_query import Load, RunningQuery
 from onceflow.store.posix import translate_disk_full
 
 _logger = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ NAME = "onceflow_ticks"
 
 def with_ticks(df: Any, path: Path) -> Any:
     """The same rows, and an epoch when the time in the file at `path` has come."""
-    from onceflow.spark.inside import register_data_source
+    from onceflow.spark.running_query import register_data_source
 
     spark = df.sparkSession
     register_data_source(spark, TickSource)

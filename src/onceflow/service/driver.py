@@ -25,16 +25,17 @@ from pathlib import Path
 from typing import Any
 
 from onceflow import faults
+from onceflow.contract.quantities import milliseconds
 from onceflow.errors import DiskFull, JobError, SetupError
 from onceflow.jobs.handle import Handle, refuse_no_fork, start
-from onceflow.jobs.job import Job, import_root, load, milliseconds
+from onceflow.jobs.job import Job, import_root, load
 from onceflow.protocol.epoch import Again, Stopping
 from onceflow.protocol.home import JobFolder
 from onceflow.protocol.lease import Lease
 from onceflow.service.error_report import Complaint, complaint
 from onceflow.service.journal import Journal
 from onceflow.service.progress import REPORTS_KEPT, ProgressMeter, as_json
-from onceflow.spark import inside as spark_inside
+from onceflow.spark.running_query import jvm_process
 from onceflow.spark.session import get_session
 
 Tell = Callable[..., None]
@@ -129,7 +130,7 @@ def _run(options: argparse.Namespace, tell: Tell, stop: Stop, life: _Life) -> No
     if job is not None:
         _tell_loaded(home / name, tell)
     spark = get_session(options.master, log=life.log)
-    life.jvm = spark_inside.jvm_process()
+    life.jvm = jvm_process()
     spark.conf.set(*REPORTS_KEPT)
     if job is None:
         job = load(options.job)

@@ -15,6 +15,7 @@ from typing import Any
 
 from onceflow.errors import JobError, OnceflowError
 from onceflow.jobs.job import where
+from onceflow.spark.errors import readable
 
 RETRY = 75
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
@@ -94,18 +95,6 @@ def complaint(
         message = f"cannot use {error.filename}: {error.strerror}"
         return Complaint("SetupError", message, "give yourself access to it", 4, False)
     return Complaint(kind, readable(error), see, RETRY, True)
-
-
-def readable(error: BaseException) -> str:
-    """One line: what it is and what it says, without plans and stacks."""
-    java = getattr(error, "java_exception", None)
-    text = str(java.toString()) if java is not None else str(error)
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    first = re.sub(r"\s*SQLSTATE: \w+;?$", "", first)
-    first = re.sub(r"^(\w+\.)+(?=\w+(Exception|Error)\b)", "", first)
-    if java is None:
-        first = f"{type(error).__name__}: {first}" if first else type(error).__name__
-    return first if len(first) <= _LONGEST else first[:_LONGEST] + " …"
 
 
 def death(code: int) -> str:

@@ -7,22 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from onceflow.errors import JobError, OnceflowError
-from onceflow.protocol.home import JobFolder, Query, jobs
+from onceflow.errors import OnceflowError
+from onceflow.protocol.home import JobFolder, Query
 from onceflow.protocol.lease import Lease
-
-
-def chosen(home: str | os.PathLike[str], job: str | None) -> list[JobFolder]:
-    """The job with that name, or all."""
-    found = list(jobs(home))
-    if job is None:
-        return found
-    names = ", ".join(folder.name for folder in found)
-    hint = f"there are: {names}" if names else "name the home with --home DIR"
-    found = [folder for folder in found if folder.name == job]
-    if not found:
-        raise JobError(f"no job {job} ran under {home}", hint=hint)
-    return found
 
 
 def status(folder: JobFolder) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from typing import Any
 
 from onceflow.errors import CheckpointRefused
 from onceflow.protocol.epoch_log import Decision
+from onceflow.spark.checkpoint import parse_offsets
 from onceflow.spark.file_source_log import SourceLog, is_file_offset, names_in, numbers_in
-from onceflow.spark.inside import parse_offsets
 from onceflow.spark.state_files import files_of, stores_of
 
 

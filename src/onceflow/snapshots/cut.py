@@ -15,8 +15,8 @@ from onceflow.protocol.epoch_log import Decision
 from onceflow.protocol.home import Query
 from onceflow.protocol.lineage import Origin
 from onceflow.snapshots.checkpoint_view import ReadCheckpoint
+from onceflow.spark.checkpoint import parse_offsets
 from onceflow.spark.file_source_log import batches_in, is_file_offset
-from onceflow.spark.inside import parse_offsets
 from onceflow.store.posix import fsync_dir, fsync_file, make_dirs
 
 Hashes = dict[tuple[int, int, int], str]  # of files, by what tells one from another

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.protocol.epoch_log import Decision
-from onceflow.protocol.home import JobFolder, Query
-from onceflow.service.status import chosen
+from onceflow.protocol.home import JobFolder, Query, chosen
 from onceflow.snapshots.epochs import decisions, kept
 from onceflow.snapshots.savepoint import Savepoint
 from onceflow.snapshots.savepoints import Savepoints

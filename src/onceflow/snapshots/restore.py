@@ -36,8 +36,8 @@ from onceflow.sinks import Log, open_target
 from onceflow.snapshots.cut import Cut, cut_of, link_or_copy
 from onceflow.snapshots.log_readers import refuse_reader_past
 from onceflow.snapshots.published_history import History
+from onceflow.spark.checkpoint import Checkpoint
 from onceflow.spark.file_source_log import SourceLog
-from onceflow.spark.inside import Checkpoint
 from onceflow.store.posix import make_dirs
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from onceflow.errors import CheckpointRefused, Damaged, JobError
 from onceflow.protocol.epoch_log import Decision
+from onceflow.protocol.holds import MANIFEST
 from onceflow.snapshots.cut import Cut, refuse_incomplete, sha256
-from onceflow.spark.inside import SUPPORTED
+from onceflow.spark.versions import SUPPORTED
 from onceflow.store.posix import unseal
 
-MANIFEST = "manifest.json"
 FORMAT = 1  # of what a manifest says
 _COPY = "put it back from a copy of the savepoint, or use another one"
 

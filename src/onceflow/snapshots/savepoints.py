@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import fcntl
 import os
 import shutil
 import uuid
@@ -31,26 +30,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from onceflow import __version__
-from onceflow.errors import CheckpointRefused, Damaged, JobError, OnceflowError
+from onceflow.errors import CheckpointRefused, JobError, OnceflowError
 from onceflow.faults.points import reach
+from onceflow.protocol.holds import MANIFEST, Holds
 from onceflow.protocol.home import JobFolder, Query, now
 from onceflow.protocol.lineage import Origin
 from onceflow.snapshots.cut import Hashes, cut_of, identity, published, take
 from onceflow.snapshots.published_history import History
-from onceflow.snapshots.savepoint import FORMAT, MANIFEST, Savepoint
+from onceflow.snapshots.savepoint import FORMAT, Savepoint
 from onceflow.store.names import check_name
-from onceflow.store.posix import (
-    LocalStore,
-    make_dirs,
-    replace_file,
-    seal,
-    translate_disk_full,
-    unseal,
-)
+from onceflow.store.posix import LocalStore, seal, translate_disk_full
+from onceflow.store.version import __version__
 
-_HOLD = "hold.json"
-_LOCK = ".lock"
 _TRIES = 5
 _SHOWN = 10  # names, in an error
 # The log frees no decision before four later ones are there: see `EpochLog.roll_up`.
@@ -64,6 +55,7 @@ class Savepoints:
         self._job = folder
         self._root = folder.folder / "savepoints"
         self._store = LocalStore(self._root)
+        self._holds = Holds(folder)
 
     # -------------------------------------------------------------- reading
 
@@ -108,24 +100,6 @@ class Savepoints:
             except OnceflowError as error:
                 yield name, error
 
-    def needed_after(self, query: Query) -> int | None:
-        """The epoch of the query after which savepoints need its decisions; None: they do not.
-
-        Too much is held rather than too little: savepoints of lineages before need all of ours.
-        """
-        self._sweep_if_idle()
-        found = []
-        for path in self._root.glob(f"*/*/{_HOLD}"):
-            try:
-                held = unseal(path.read_bytes(), "savepoint hold", None, str(path))
-            except FileNotFoundError:
-                continue
-            except Damaged:
-                return -1
-            for lineage, epoch in filter(None, [held["queries"].get(query.name)]):
-                found.append(epoch if lineage == query.lineage else -1)
-        return min(found, default=None)
-
     # -------------------------------------------------------------- creating
 
     def create(self, name: str | None, facts: dict[str, Any]) -> Savepoint:
@@ -133,7 +107,7 @@ class Savepoints:
         name = check_name("savepoint", name or now().replace(":", "").replace(".", "-"))
         self.refuse_taken(name)
         folder = self._root / name / uuid.uuid4().hex
-        with self._creating(), translate_disk_full(folder):
+        with self._holds.creating(), translate_disk_full(folder):
             try:
                 # 1. hold
                 queries = self._hold(name, folder)
@@ -159,7 +133,7 @@ class Savepoints:
                     self.refuse_taken(name)
                 reach("savepoint.listed")
             except BaseException:
-                if self._folder_of(name) != folder.name:
+                if self._holds.folder_of(name) != folder.name:
                     _remove(folder)
                 raise
         return self.read(name)
@@ -167,21 +141,6 @@ class Savepoints:
     def refuse_taken(self, name: str) -> None:
         if self._exists(name):
             raise JobError(f"there is a savepoint {name!r} already", hint="choose another name")
-
-    @contextlib.contextmanager
-    def _creating(self) -> Iterator[None]:
-        """While this is held, nobody sweeps. Who is alone sweeps first."""
-        make_dirs(self._root)
-        self._sweep_if_idle()
-        with self._lock(fcntl.LOCK_SH):
-            yield
-
-    @contextlib.contextmanager
-    def _lock(self, kind: int) -> Iterator[None]:
-        """`BlockingIOError`: others hold it."""
-        with open(self._root / _LOCK, "ab") as file:
-            fcntl.flock(file, kind)
-            yield
 
     def _hold(self, name: str, folder: Path) -> list[Query]:
         """Put what this savepoint will need, so that no driver frees it meanwhile.
@@ -199,8 +158,7 @@ class Savepoints:
                 raise JobError(
                     f"job {self._job.name} has not published an epoch yet", hint="let it run first"
                 )
-            held = {q.name: [q.lineage, before[q.name]] for q in queries}
-            replace_file(folder / _HOLD, seal("savepoint hold", name, {"queries": held}))
+            self._holds.put(name, folder, {q.name: (q.lineage, before[q.name]) for q in queries})
             if all(_last_epoch(q) - before[q.name] < _NEVER_FREED for q in queries):
                 return decided
 
@@ -235,7 +193,7 @@ class Savepoints:
     def delete(self, name: str) -> None:
         """Remove a savepoint. Refused while a lineage depends on it."""
         self._refuse_needed(name)
-        folder = self._folder_of(name)
+        folder = self._holds.folder_of(name)
         self._store.delete(f"{name}/{MANIFEST}")  # from here on it is not there
         reach("savepoint.unlisted")
         if folder is not None:  # else it is damaged, and swept when nobody writes there
@@ -244,7 +202,7 @@ class Savepoints:
     def _refuse_needed(self, name: str) -> None:
         if not self._exists(name):
             self.read(name)
-        identity = self._folder_of(name)
+        identity = self._holds.folder_of(name)
         for lineage in self._dependents():
             of = self._job.about(lineage).get("savepoint") or {}
             if of.get("id") == identity or (identity is None and of.get("name") == name):
@@ -286,35 +244,6 @@ class Savepoints:
                 if last is not None and last.epoch > stood:
                     return True
         return False
-
-    # -------------------------------------------------------------- sweeping
-
-    def _sweep_if_idle(self) -> None:
-        busy_or_none = contextlib.suppress(BlockingIOError, FileNotFoundError)
-        with busy_or_none, self._lock(fcntl.LOCK_EX | fcntl.LOCK_NB):
-            self._sweep()
-
-    def _sweep(self) -> None:
-        """Remove what a create or a delete that was killed left. Only while nobody creates."""
-        for name in self._store.list():
-            if not (self._root / name).is_dir():
-                continue
-            exists, keep = self._exists(name), self._folder_of(name)
-            if exists and keep is None:
-                continue  # a damaged manifest: who knows what is whole
-            for path in (self._root / name).iterdir():
-                if path.is_dir() and path.name != keep:
-                    shutil.rmtree(path, ignore_errors=True)
-            self._store.sweep(name)
-            if not exists:
-                with contextlib.suppress(OSError):
-                    (self._root / name).rmdir()
-
-    def _folder_of(self, name: str) -> str | None:
-        """The folder that the manifest names, if there is one that can be read."""
-        with contextlib.suppress(OnceflowError):
-            return str(Savepoint.at(self._root / name).body["folder"])
-        return None
 
 
 def _made_by(histories: Mapping[str, History]) -> dict[str, Any]:

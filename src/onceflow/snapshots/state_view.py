@@ -20,10 +20,10 @@ from onceflow.errors import CheckpointRefused, JobError, OnceflowError
 from onceflow.protocol.epoch_log import Decision
 from onceflow.protocol.home import JobFolder, Query
 from onceflow.protocol.lineage import Origin
-from onceflow.service.error_report import readable
 from onceflow.snapshots.checkpoint_view import ReadCheckpoint
 from onceflow.snapshots.epoch_view import chosen_queries, not_retained, where_decided
-from onceflow.spark.inside import Checkpoint
+from onceflow.spark.checkpoint import Checkpoint
+from onceflow.spark.errors import readable
 from onceflow.spark.state_reader import state_rows
 from onceflow.spark.state_schema import StateStore, state_stores
 

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from onceflow.errors import SetupError
-from onceflow.spark.inside import SUPPORTED
+from onceflow.spark.versions import SUPPORTED
 
 FOLDER = "ONCEFLOW_JARS"
 SCALA = "2.13"

@@ -18,10 +18,11 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onceflow.cli.class_archive import java_options
 from onceflow.errors import SessionRefused, SetupError
-from onceflow.spark import inside as spark_inside
 from onceflow.spark import packages as connector
+from onceflow.spark.class_archive import java_options
+from onceflow.spark.running_query import has_raw_files, is_classic, keep_no_checksums, keep_quiet
+from onceflow.spark.versions import check_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -138,8 +139,8 @@ def get_session(
         config["spark.jars"] = ",".join([*map(str, named), *([given] if given else [])])
     with _standard_error_to(log):
         spark = SparkSession.builder.config(map=config).getOrCreate()
-    spark_inside.keep_quiet(spark)
-    spark_inside.keep_no_checksums(spark)
+    keep_quiet(spark)
+    keep_no_checksums(spark)
     check_session(spark)
     return spark
 
@@ -163,12 +164,12 @@ def _standard_error_to(log: Path | None) -> Iterator[None]:
 
 def check_session(spark: Any) -> None:
     """Refuse a session whose settings would break a guarantee, naming each."""
-    if not spark_inside.is_classic(spark):
+    if not is_classic(spark):
         raise SessionRefused(
             "this is a Spark Connect session: its streaming query cannot be looked into",
             hint="use a classic session (spark.api.mode=classic)",
         )
-    spark_inside.check_version(spark.version)
+    check_version(spark.version)
     wrong = [
         f"{name} is {spark.conf.get(name)!r}, must be {value!r}: {why}"
         for name, (value, why) in REQUIRED.items()
@@ -177,7 +178,7 @@ def check_session(spark: Any) -> None:
     retained = spark.conf.get(_RETAIN)
     if int(retained) < _LEAST_RETAINED:
         wrong.append(f"{_RETAIN} is {retained}, must be at least {_LEAST_RETAINED}: recovery")
-    if spark_inside.has_raw_files(spark):
+    if has_raw_files(spark):
         wrong.append("spark.hadoop.fs.file.impl is a RawLocalFileSystem: state has no snapshots")
     if wrong:
         raise SessionRefused(

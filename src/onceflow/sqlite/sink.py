@@ -38,15 +38,9 @@ from onceflow.errors import (
 )
 from onceflow.faults.points import reach
 from onceflow.sqlite.undo import TAGS, Before
-from onceflow.sqlite.values import (
-    affinity,
-    may_be_unfit,
-    quote,
-    sqlite_type,
-    sqlite_unfit,
-    sqlite_values,
-)
+from onceflow.sqlite.values import affinity, may_be_unfit, sqlite_type, sqlite_unfit, sqlite_values
 from onceflow.store.posix import make_dirs
+from onceflow.tables.names import quote
 
 _NO_SPACE = 2**20  # bytes; an I/O error with less left than this is a full disk
 _LEDGER = "_onceflow_ledger"

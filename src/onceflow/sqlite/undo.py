@@ -19,12 +19,10 @@ from collections.abc import Sequence
 
 from onceflow.contract.ledger import Position, Publication
 from onceflow.errors import TargetBehind
-from onceflow.sqlite.values import quote
+from onceflow.tables.names import PART, THERE, WHOLE, quote
 from onceflow.tables.rewind_history import Steps
 
 TAGS = {"_lineage": "TEXT", "_epoch": "INTEGER"}  # of rows without a key
-THERE = "_onceflow_there"  # was the row there?
-WHOLE, PART = -1, -2  # instead, in the first row of a step: is it the whole table?
 _AT = "_onceflow_at"  # step * _ROOM + place
 _ROOM = 2**32
 _NOTES = "_onceflow_rewind"

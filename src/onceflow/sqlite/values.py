@@ -102,7 +102,3 @@ def sqlite_unfit(batch: Any, key: Sequence[str]) -> Counter[str]:
                 far = outside(leaf, YEAR_1, YEAR_10000 - 1)
                 found[f"a {kind} before the year 1 or after 9999 in column {name}"] += far
     return +found
-
-
-def quote(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,23 @@
+"""An archive of Spark's classes (Java's class data sharing), with which Spark starts twice as fast.
+
+Sessions start from it if ONCEFLOW_CLASS_ARCHIVE names it; `onceflow.cli.class_archive` makes one.
+Java checks that it is of this Java and of these jars, and ignores it if it is not: a stale archive
+costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+ARCHIVE = "ONCEFLOW_CLASS_ARCHIVE"
+QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
+
+
+def java_options() -> str:
+    """What a JVM of Spark's is started with to use the archive; nothing if there is none."""
+    path = os.environ.get(ARCHIVE, "")
+    blank = any(map(str.isspace, path))  # Spark splits the options at blanks
+    if not path or blank or not Path(path).is_file():
+        return ""
+    return f"-XX:SharedArchiveFile={path} {QUIET}"
