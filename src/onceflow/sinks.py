@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from onceflow.contract.ledger import Committable, Ledger, Outcome, Position, Publication, judge
+from onceflow.contract.registry import open_target
 from onceflow.contract.sink import Sink, Staged
 from onceflow.files.sink import Files
 from onceflow.kafka.sink import Kafka
@@ -29,15 +27,3 @@ __all__ = [
     "judge",
     "open_target",
 ]
-
-_KINDS: dict[str, Callable[..., Sink]] = {
-    "files": Files, "kafka": Kafka, "log": Log, "postgres": Postgres, "sqlite": Sqlite,
-}  # fmt: skip
-
-
-def open_target(target: dict[str, Any]) -> Sink | None:
-    """The sink that a fence entry describes; None for one that onceflow does not ship."""
-    kind = _KINDS.get(target.get("kind", ""))
-    if kind is None:
-        return None
-    return kind(**{name: value for name, value in target.items() if name != "kind"})

@@ -26,9 +26,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from model.traces import accept
 from onceflow import faults
 from onceflow.log import EmbeddedLog
-from onceflow.model.traces import accept
 
 FILES = 5
 ROWS = 60  # of one file

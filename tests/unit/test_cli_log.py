@@ -26,7 +26,7 @@ from onceflow import faults
 from onceflow.cli import cli, main
 from onceflow.cli.log import command as log_group
 from onceflow.contract.ledger import Position
-from onceflow.log import EmbeddedLog, embedded, segments
+from onceflow.log import EmbeddedLog, segments
 from onceflow.log.readers import Reader, hold, readers
 from onceflow.log.retention import expired, retain, take_back, trim
 from onceflow.log.segments import read_slice
@@ -465,7 +465,7 @@ def test_a_tail_that_is_not_there_is_refused(
 def test_tail_reads_only_the_newest_of_a_long_log(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedded, "ROLL_UP_EVERY", 2)
+    monkeypatch.setattr(EmbeddedLog, "roll_up_every", 2)
     log = EmbeddedLog.create("log")
     for n in range(60):
         append_values(log, str(n))
@@ -482,7 +482,7 @@ def test_tail_reads_only_the_newest_of_a_long_log(
 
 
 def test_who_looks_while_others_trim_looks_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "ROLL_UP_EVERY", 2)
+    monkeypatch.setattr(EmbeddedLog, "roll_up_every", 2)
     log = log_of(21)
     tailing, trimming = EmbeddedLog("log"), EmbeddedLog("log")
     trim(log, [18])
@@ -630,7 +630,7 @@ def test_info_of_an_empty_log(run: Run) -> None:
 
 
 def test_what_info_says_survives_roll_ups(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "ROLL_UP_EVERY", 4)
+    monkeypatch.setattr(EmbeddedLog, "roll_up_every", 4)
     log = EmbeddedLog.create("log")
     created = run("info", "log", "--json").json["created"]
     for n in range(9):
@@ -699,7 +699,7 @@ def test_trim_takes_what_is_older(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
 def test_trim_keeps_at_least_so_many_bytes(
     run: Run, rolled: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedded, "ROLL_UP_EVERY", rolled)
+    monkeypatch.setattr(EmbeddedLog, "roll_up_every", rolled)
     log = log_of(10)
     size = [s.bytes for s in log.segments([0], [10])]
     keep = sum(size[-3:]) - 1
@@ -714,7 +714,7 @@ def test_trim_keeps_at_least_so_many_bytes(
 
 def test_a_log_retains_what_it_was_created_to(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same rules as `trim --keep-bytes`, by themselves, and never what a reader needs."""
-    monkeypatch.setattr(embedded, "ROLL_UP_EVERY", 4)
+    monkeypatch.setattr(EmbeddedLog, "roll_up_every", 4)
     run("create", "log", "--retain-bytes", "1 B")
     log = EmbeddedLog("log")
     for n in range(3):
@@ -876,7 +876,7 @@ def test_a_disk_that_fills_up_after_the_commit_is_no_failure(
 ) -> None:
     """The rows are there: whoever heard that they are not would append them again."""
     log = EmbeddedLog.create("log")
-    monkeypatch.setattr(embedded, "ROLL_UP_EVERY", 2)
+    monkeypatch.setattr(EmbeddedLog, "roll_up_every", 2)
     faults.arm("rollup.written", no_space)
     done = run("append", "log", stdin=json_lines({"value": "a"}))
     assert done.code == 0
@@ -892,7 +892,7 @@ def test_the_commit_that_is_told_is_the_one_that_was_made(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the log trimmed itself behind it, which makes commits of its own."""
-    monkeypatch.setattr(embedded, "ROLL_UP_EVERY", 2)
+    monkeypatch.setattr(EmbeddedLog, "roll_up_every", 2)
     run("create", "log", "--retain-bytes", "1 B")
     log, made = EmbeddedLog("log"), []
     for n in range(12):

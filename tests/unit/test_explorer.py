@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from onceflow.model.explorer import Broken, Violation, explore
+from model.explorer import Broken, Violation, explore
 
 Counter = tuple[int, int]  # the number, and how many have added to it
 Adder = tuple[str, int]  # what it does next, and what it has read

@@ -46,7 +46,7 @@ from onceflow.errors import (
     OutOfRange,
     SchemaMismatch,
 )
-from onceflow.log import EmbeddedLog, embedded, producing, segments
+from onceflow.log import EmbeddedLog, producing, segments
 from onceflow.log.readers import Reader, hold
 from onceflow.log.segments import split_by_key
 from onceflow.protocol.staging import Stager
@@ -67,7 +67,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def small_roll_ups(monkeypatch: pytest.MonkeyPatch, every: int = 2, fan_out: int = 2) -> None:
-    monkeypatch.setattr(embedded, "ROLL_UP_EVERY", every)
+    monkeypatch.setattr(EmbeddedLog, "roll_up_every", every)
     monkeypatch.setattr("onceflow.folders.commit_log._FAN_OUT", fan_out)
 
 

@@ -36,7 +36,7 @@ from turns import Killed, Stepped, Truth, Turns, seeds
 from onceflow import faults
 from onceflow.contract.staged_files import BY, describe
 from onceflow.errors import Fenced, OutOfRange, PublishUnknown
-from onceflow.log import EmbeddedLog, embedded
+from onceflow.log import EmbeddedLog
 from onceflow.log.retention import trim
 from onceflow.log.segments import split_by_key
 from onceflow.sinks import Log, Publication
@@ -48,7 +48,7 @@ EVERY = 4  # commits are rolled up: commit 1 is the creation, 4 the first roll-u
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "ROLL_UP_EVERY", EVERY)
+    monkeypatch.setattr(EmbeddedLog, "roll_up_every", EVERY)
 
 
 @pytest.fixture
@@ -488,7 +488,7 @@ class Story:
 
 @pytest.fixture
 def very_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "ROLL_UP_EVERY", 3)
+    monkeypatch.setattr(EmbeddedLog, "roll_up_every", 3)
     monkeypatch.setattr("onceflow.folders.commit_log._FAN_OUT", 2)
 
 
@@ -524,7 +524,7 @@ def produce(path: Path, who: int, count: int) -> None:
 
 
 def produce_in_a_child(pipe: Connection, path: Path, who: int, count: int) -> None:
-    embedded.ROLL_UP_EVERY = EVERY
+    EmbeddedLog.roll_up_every = EVERY
     produce(path, who, count)
     pipe.send("done")
 
@@ -572,7 +572,7 @@ def test_processes_that_append_at_once_lose_nothing(tmp_path: Path) -> None:
 
 
 def append_in_a_child(path: Path, numbers: list[int]) -> None:
-    embedded.ROLL_UP_EVERY = EVERY
+    EmbeddedLog.roll_up_every = EVERY
     EmbeddedLog(path).append(rows([n]) for n in numbers)
 
 
@@ -645,7 +645,7 @@ def stop_at(pipe: Connection, path: Path, point: str, visit: int, named: bool) -
 
     if point != "writing":
         faults.arm(point, stop, visit=visit)
-    embedded.ROLL_UP_EVERY = EVERY
+    EmbeddedLog.roll_up_every = EVERY
     log = EmbeddedLog(path)
     facts: dict[str, Any] = {"producer": "a", "sequence": 1} if named else {}
     done = log.append(tables(), **facts)

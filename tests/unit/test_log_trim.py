@@ -28,7 +28,7 @@ from turns import seeds
 
 from onceflow.contract.ledger import Ledger, Position
 from onceflow.errors import Fenced, JobError, OutOfRange, TargetBehind
-from onceflow.log import EmbeddedLog, embedded
+from onceflow.log import EmbeddedLog
 from onceflow.log.commits import segments_of
 from onceflow.log.readers import Reader, forget, hold, hold_offsets, readers
 from onceflow.log.retention import Trimmed, expired, take_back, trim
@@ -50,7 +50,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many roll-ups, and manifests of several levels."""
-    monkeypatch.setattr(embedded, "ROLL_UP_EVERY", 4)
+    monkeypatch.setattr(EmbeddedLog, "roll_up_every", 4)
     monkeypatch.setattr("onceflow.folders.commit_log._FAN_OUT", 3)
 
 

@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from model.explorer import explore
+from model.invariants import RULES, Onceflow
+from model.steps import QUIET, STEPS, Mutant, Settings
+from model.targets import judge
+from model.world import Attempt, Target
 from onceflow import faults
 from onceflow.contract.ledger import Ledger, Outcome, Position, Publication
 from onceflow.contract.ledger import judge as judge_ledger
 from onceflow.errors import Fenced, TargetBehind
-from onceflow.model.explorer import explore
-from onceflow.model.invariants import RULES, Onceflow
-from onceflow.model.steps import QUIET, STEPS, Mutant, Settings
-from onceflow.model.targets import judge
-from onceflow.model.world import Attempt, Target
 
-PAGE = (Path(__file__).parents[2] / "docs" / "model.md").read_text()
+TESTS = Path(__file__).parents[1]
+PAGE = (TESTS.parent / "docs" / "model.md").read_text()
 
 BREAKS = {
     Mutant.PUBLISH_FIRST: "never torn",
@@ -123,8 +124,8 @@ def verdict(shown: tuple[Attempt, ...], rows: Attempt, in_ledger: int, term: int
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "onceflow.model", *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "model", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=TESTS)
 
 
 def test_the_command_prints_states_and_rules() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from onceflow.model.traces import accept
+from model.traces import accept
 
 Event = dict[str, Any]
 OUTPUTS = ("valid", "rejected")

@@ -20,6 +20,7 @@ from onceflow import faults
 from onceflow.cli import main
 from onceflow.cli.savepoint import command as savepoint_group
 from onceflow.errors import CheckpointRefused, Damaged, DiskFull, JobError
+from onceflow.protocol.holds import Holds
 from onceflow.protocol.home import JobFolder
 from onceflow.protocol.lineage import Origin, Stood
 from onceflow.protocol.retained_decisions import Past, sweep_all
@@ -230,7 +231,7 @@ def test_nobody_sweeps_what_a_running_create_writes(
         saved.decide()
         savepoints.create("quick", {}).verify()
         savepoints.delete("quick")
-        savepoints.needed_after(saved.query)
+        Holds(saved.folder).needed_after(saved.query)
         savepoints.create("quick", {})
         assert slow.ask() == "done"
     assert savepoints.names() == ["quick", "slow"]
@@ -628,7 +629,7 @@ def test_a_job_that_is_quick_is_held_where_it_is(
     saved: Saved, savepoints: Savepoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the hold is put, the job goes on and frees what it was for."""
-    from onceflow.snapshots import savepoints as module
+    from onceflow.protocol import holds as module
 
     real, put = module.replace_file, []
 

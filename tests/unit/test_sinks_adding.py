@@ -17,7 +17,7 @@ from targets import OUTPUT, FilesTarget, LogTarget, ids_in, publication, rows_of
 from onceflow import faults
 from onceflow.contract.staged_files import BY, describe
 from onceflow.errors import DiskFull, Fenced, PublishUnknown, TargetForeign
-from onceflow.log import EmbeddedLog, embedded
+from onceflow.log import EmbeddedLog
 from onceflow.log.retention import trim
 from onceflow.sinks import Files, Log, Publication
 
@@ -160,7 +160,7 @@ def test_rows_are_added_once_though_others_roll_them_up_before_the_driver_looks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, more: int
 ) -> None:
     """It stands still inside the one link; the other producers of the log go on."""
-    monkeypatch.setattr(embedded, "ROLL_UP_EVERY", 4)
+    monkeypatch.setattr(EmbeddedLog, "roll_up_every", 4)
     target = LogTarget(tmp_path)
     sink: Log = opened(target, 1)
     others = lambda: append_many(target.path, range(900, 900 + more))  # noqa: E731
@@ -190,7 +190,7 @@ def test_the_same_for_a_driver_that_was_replaced_after_its_rows_were_there(tmp_p
 def test_rows_that_were_trimmed_before_the_driver_looked_are_not_guessed_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedded, "ROLL_UP_EVERY", 4)
+    monkeypatch.setattr(EmbeddedLog, "roll_up_every", 4)
     target = LogTarget(tmp_path)
     sink: Log = opened(target, 1)
 

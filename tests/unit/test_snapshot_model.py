@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from onceflow.model.explained import page
-from onceflow.model.explorer import explore
-from onceflow.model.snapshots import Snapshots, consistent, counted_once, nothing_in_flight
+from model.explained import page
+from model.explorer import explore
+from model.snapshots import Snapshots, consistent, counted_once, nothing_in_flight
 
 PAGE = Path(__file__).parents[2] / "docs" / "snapshots-explained.md"
 
@@ -57,4 +57,4 @@ def test_a_snapshot_that_forgets_the_channels_loses_a_record() -> None:
 
 
 def test_the_page_is_what_the_code_says() -> None:
-    assert PAGE.read_text() == page(), "python -m onceflow.model --snapshots-page > " + str(PAGE)
+    assert PAGE.read_text() == page(), "cd tests; python -m model --snapshots-page > " + str(PAGE)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from onceflow.cli import class_archive as warm
+from onceflow.cli.class_archive import command
+from onceflow.spark import class_archive as warm
 
 
 @pytest.fixture
@@ -31,12 +32,12 @@ def test_a_path_with_a_blank_is_left_out(archive: Path, monkeypatch: pytest.Monk
     blank = archive.rename(archive.parent / "my classes.jsa")
     monkeypatch.setenv(warm.ARCHIVE, str(blank))
     assert warm.java_options() == ""
-    done = CliRunner().invoke(warm.command, [str(blank.with_name("other classes.jsa"))])
+    done = CliRunner().invoke(command, [str(blank.with_name("other classes.jsa"))])
     assert done.exit_code == 1
     assert "has a blank in it" in done.output
 
 
 def test_an_archive_that_is_there_is_kept(archive: Path) -> None:
-    done = CliRunner().invoke(warm.command, [str(archive)])
+    done = CliRunner().invoke(command, [str(archive)])
     assert done.exit_code == 0
     assert done.output == f"{archive} is there\n"

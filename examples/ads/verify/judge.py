@@ -11,7 +11,8 @@ from ads.outputs import Row
 from ads.places import Places
 from ads.truth import Truth
 from onceflow.harness.checker import Violation
-from onceflow.harness.targets import Corrupt, Target, read
+from onceflow.harness.target_reader import read
+from onceflow.harness.targets import Corrupt, Target
 
 # who answers for which parts of the check
 PARTS = {

@@ -7,10 +7,11 @@ from typing import Any
 import click
 
 from onceflow.cli.output import home_option, json_option, number, show, table
+from onceflow.contract.registry import open_target
 from onceflow.errors import LeaseHeld
+from onceflow.kafka.sink import Kafka
 from onceflow.protocol.home import JobFolder, Query, chosen
 from onceflow.protocol.lease import Lease
-from onceflow.sinks import Kafka, open_target
 
 
 @click.group("kafka")
@@ -41,8 +42,7 @@ def left_open(folder: JobFolder, *, abort: bool) -> list[dict[str, Any]]:
     for query in folder.queries():
         outputs = (query.epoch_log().read().leader or {}).get("outputs") or {}
         for name, described in outputs.items():
-            target = {key: value for key, value in described.items() if key != "guarantee"}
-            sink = open_target(target)
+            sink = open_target(described)
             if isinstance(sink, Kafka):
                 sinks.append((query, name, sink))
     ids = []

@@ -10,7 +10,7 @@ that a test starts by the environment variable `ONCEFLOW_FAULT=point:action[:vis
 | pause | `<folder>/paused` appears and the thread waits until `<folder>/resume` does |
 
 `record(path)`, or `ONCEFLOW_TRACE=path`, appends a JSON line for every point that is reached. Who
-calls `reach` adds the facts that `onceflow.model.traces` compares with the model.
+calls `reach` adds the facts that `tests/model/traces.py` compares with the model.
 
 The crash matrix is the product of `POINTS` with sinks and queries: a new point needs no new test.
 """

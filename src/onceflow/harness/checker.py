@@ -26,7 +26,8 @@ from typing import Any
 
 from onceflow.harness.jobs import Truth
 from onceflow.harness.observer import Observer, Seen
-from onceflow.harness.targets import Corrupt, Published, Row, Target, read
+from onceflow.harness.target_reader import read
+from onceflow.harness.targets import Corrupt, Published, Row, Target
 
 _EXAMPLES = 3
 # What an output may show that promises less.

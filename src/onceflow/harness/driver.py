@@ -29,9 +29,9 @@ from onceflow.harness import mutants
 from onceflow.jobs.flow import Flow
 from onceflow.jobs.job import load
 from onceflow.log.embedded import EmbeddedLog
+from onceflow.log.source import Log
 from onceflow.service.driver import Stop, Teller, keep_libraries_quiet, killed_with_parent, live
 from onceflow.service.error_report import complaint
-from onceflow.sources import Log
 from onceflow.spark.running_query import jvm_process
 from onceflow.spark.session import get_session
 

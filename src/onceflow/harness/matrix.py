@@ -16,14 +16,18 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from onceflow import Flow, job, sinks, sources
+from onceflow import Flow, job
 from onceflow.contract.sink import Sink
+from onceflow.files.sink import Files as FilesSink
 from onceflow.harness.jobs import SEVERAL
 from onceflow.harness.server_sinks import Kafka, Postgres
 from onceflow.harness.servers import TRANSACTION_TIMEOUT
 from onceflow.harness.workload import SCHEMA
+from onceflow.kafka.source import Kafka as KafkaSource
+from onceflow.log.sink import Log as LogSink
+from onceflow.log.source import Log
 from onceflow.protocol.keyed_spec import Keyed
-from onceflow.sources import Log
+from onceflow.sqlite.sink import Sqlite
 from onceflow.state.process import KeyedProcess
 from onceflow.state.ready import Deduplicate
 from onceflow.state.states import MapState, ReducingState, Timer, ValueState
@@ -32,7 +36,7 @@ DELAY, WINDOW = "10 seconds", "10 seconds"
 SETTINGS: Any = {"every": "0ms", "keep_epochs": 3}  # names are freed early and often
 
 
-class Files(sinks.Files):
+class Files(FilesSink):
     """Rolls up early and often."""
 
     roll_up_every = 8
@@ -44,7 +48,7 @@ def target(rows: DataFrame | Keyed, *, key: str = "", sink: str = "") -> Sink:
         case "files":
             return Files("out/files")
         case "sqlite":
-            return sinks.Sqlite("out/out.db", table="result", key=key or ())
+            return Sqlite("out/out.db", table="result", key=key or ())
         case "kafka":
             return Kafka(
                 place, servers=os.environ["ONCEFLOW_VERIFY_KAFKA"], key=key or "key",
@@ -57,7 +61,7 @@ def target(rows: DataFrame | Keyed, *, key: str = "", sink: str = "") -> Sink:
                 key=key or (), epoch_column=None if key else "_epoch", timeout=30.0,
             )  # fmt: skip
         case _:
-            return sinks.Log("out/log", key=key or "key", partitions=2)
+            return LogSink("out/log", key=key or "key", partitions=2)
 
 
 def write(flow: Flow, rows: DataFrame | Keyed, **options: Any) -> None:
@@ -173,7 +177,7 @@ def topic(flow: Flow) -> None:
     """Rows as they come, of a Kafka topic."""
     name = os.environ["ONCEFLOW_VERIFY_PLACE"] + "-in"
     servers = os.environ["ONCEFLOW_VERIFY_KAFKA"]
-    rows = tripped(flow.read("rows", sources.Kafka(name, servers=servers, value=SCHEMA)))
+    rows = tripped(flow.read("rows", KafkaSource(name, servers=servers, value=SCHEMA)))
     rows = rows.select("number", "id", "key", "value")
     write(flow, rows, to=target(rows))
 

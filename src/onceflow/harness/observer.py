@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.harness.decided import Decided, Lineages
-from onceflow.harness.targets import Away, Corrupt, Published, Row, Target, read
+from onceflow.harness.target_reader import read
+from onceflow.harness.targets import Away, Corrupt, Published, Row, Target
 
 _PAUSE = 0.2  # seconds
 _LONGEST_PAUSE = 2.0

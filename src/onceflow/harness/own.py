@@ -20,7 +20,8 @@ from onceflow.harness.checker import differences
 from onceflow.harness.drivers import Driver
 from onceflow.harness.jobs import Truth
 from onceflow.harness.play import Case, Play
-from onceflow.harness.targets import Target, read
+from onceflow.harness.target_reader import read
+from onceflow.harness.targets import Target
 from onceflow.jobs.job import Workload, load
 from onceflow.log.creation import spark_json
 from onceflow.log.embedded import EmbeddedLog

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import sys
 
-from onceflow import sinks
 from onceflow.contract.ledger import Committable, Outcome, Publication
 from onceflow.contract.sink import Staged
+from onceflow.kafka.sink import Kafka as KafkaSink
+from onceflow.postgres.sink import Postgres as PostgresSink
 
 
-class Kafka(sinks.Kafka):
+class Kafka(KafkaSink):
     """Every other epoch goes to two slots, by tasks; the others to one, by the driver."""
 
     def stage(self, staged: Staged) -> tuple[Committable, ...]:
@@ -18,7 +19,7 @@ class Kafka(sinks.Kafka):
         return super().stage(staged)
 
 
-class Postgres(sinks.Postgres):
+class Postgres(PostgresSink):
     """Tasks copy every other epoch, apart; the driver copies the others."""
 
     def publish(self, publication: Publication) -> Outcome:

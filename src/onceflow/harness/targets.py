@@ -82,17 +82,6 @@ class Away(Exception):
     """A server does not answer: nothing was seen, which is no fault of what it holds."""
 
 
-def read(target: Target, job: str, known: dict[str, Any] | None = None) -> Published:
-    """`known` keeps what was read and never changes from one call to the next."""
-    if target.kind == "sqlite":
-        return _read_table(target, job)
-    if target.is_server:
-        from onceflow.harness.server_targets import read_server
-
-        return read_server(target, job, known)
-    return _read_folder(Path(target.path), f"{job}/{target.output}", {} if known is None else known)
-
-
 # ---------------------------------------------------------------- folders with commits
 
 
@@ -110,7 +99,7 @@ def body(path: Path) -> dict[str, Any]:
     return found
 
 
-def _read_folder(root: Path, output: str, known: dict[str, Any]) -> Published:
+def read_folder(root: Path, output: str, known: dict[str, Any]) -> Published:
     if not (root / "_commits").is_dir():
         return Published()
     for _ in range(_TRIES):
@@ -209,7 +198,7 @@ def _plain(value: Any) -> Any:
 # ---------------------------------------------------------------- tables
 
 
-def _read_table(target: Target, job: str) -> Published:
+def read_table(target: Target, job: str) -> Published:
     path = Path(target.path)
     if not path.exists():
         return Published()

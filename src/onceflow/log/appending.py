@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from onceflow.store.posix import make_dirs, translate_disk_full
 
 if TYPE_CHECKING:
-    from onceflow.log.embedded import EmbeddedLog
+    from onceflow.log.readable import ReadableLog
 
 _FOLDER = "_appending"
 
@@ -71,7 +71,7 @@ class Appending:
         self._file.close()
 
 
-def sweep(path: Path, log: EmbeddedLog) -> None:
+def sweep(path: Path, log: ReadableLog) -> None:
     """Remove what dead producers left behind."""
     try:
         left = os.listdir(path / _FOLDER)
@@ -92,7 +92,7 @@ def sweep(path: Path, log: EmbeddedLog) -> None:
             continue  # not a producer's
 
 
-def _sweep_one(path: Path, log: EmbeddedLog, lines: list[str]) -> None:
+def _sweep_one(path: Path, log: ReadableLog, lines: list[str]) -> None:
     if not lines:
         return
     # A line that a full disk cut off names nothing: its segment was not begun.

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,10 +25,9 @@ from onceflow.store.posix import fsync_dir
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from onceflow.log.embedded import EmbeddedLog
+    from onceflow.log.readable import ReadableLog
 
 SEGMENT_ROWS = 1_000_000
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Appended:
 
 
 def append(
-    log: EmbeddedLog,
+    log: ReadableLog,
     rows: pa.Table | Iterable[pa.Table],
     *,
     producer: str,
@@ -92,17 +90,12 @@ def append(
         if number is None:
             with contextlib.suppress(OnceflowError, OSError):
                 sweep(log.path, log)
-    if number is not None:
-        try:
-            log.refresh().keep_house(number)
-        except (OnceflowError, OSError) as error:  # the rows are there: no reason to retry
-            _logger.warning("%s: rows are appended, but keeping house failed: %s", log, error)
     count = sum(file["rows"] for file in written)
     return Appended(number, count, already=number is None and bool(producer))
 
 
 def _commit_with(
-    log: EmbeddedLog, written: list[dict[str, Any]], since: int, *, known: bool
+    log: ReadableLog, written: list[dict[str, Any]], since: int, *, known: bool
 ) -> int | None:
     """The commit above `since` that has these segments.
     `known`: if it is not listed any more, the ledger knows."""
@@ -120,7 +113,7 @@ def _commit_with(
 
 
 def _write(
-    log: EmbeddedLog, rows: pa.Table | Iterable[pa.Table], appending: Appending
+    log: ReadableLog, rows: pa.Table | Iterable[pa.Table], appending: Appending
 ) -> Iterator[dict[str, Any]]:
     import pyarrow as pa
 
@@ -141,14 +134,14 @@ def _write(
         fsync_dir(folder)
 
 
-def _split(log: EmbeddedLog, rows: pa.Table, begun: Offsets) -> dict[int, pa.Table]:
+def _split(log: ReadableLog, rows: pa.Table, begun: Offsets) -> dict[int, pa.Table]:
     if log.facts.key:
         return split_by_key(rows, log.facts.key, log.facts.partitions)
     filled = [a + b for a, b in zip(log.view.next, begun, strict=True)]
     return {filled.index(min(filled)): rows}
 
 
-def _already(log: EmbeddedLog, producer: str, sequence: int, digest: str) -> bool:
+def _already(log: ReadableLog, producer: str, sequence: int, digest: str) -> bool:
     ledger = log.view.ledger(producer)
     last = ledger.position.epoch if ledger.position else None
     if last is None or last < sequence:

@@ -17,7 +17,7 @@ from onceflow.errors import Fenced, JobError, OutOfRange, TargetBehind
 from onceflow.faults.points import reach
 from onceflow.folders.commit_log import Commit, Forgotten, Reference
 from onceflow.log.commits import Offsets, Segment, covers, segments_of
-from onceflow.log.embedded import EmbeddedLog
+from onceflow.log.readable import ReadableLog
 from onceflow.log.readers import Reader, readers
 
 
@@ -31,14 +31,14 @@ class Trimmed:
     bytes: int
 
 
-def trim(log: EmbeddedLog, below: Offsets, *, dry_run: bool = False) -> Trimmed:
+def trim(log: ReadableLog, below: Offsets, *, dry_run: bool = False) -> Trimmed:
     """Take away the rows below these offsets. Refuses if a reader still needs one of them."""
     while True:
         with suppress(Forgotten):  # another trim is faster than ours: look again
             return _refuse_or_trim(log.refresh(), below, dry_run)
 
 
-def _refuse_or_trim(log: EmbeddedLog, below: Offsets, dry_run: bool) -> Trimmed:
+def _refuse_or_trim(log: ReadableLog, below: Offsets, dry_run: bool) -> Trimmed:
     count = log.facts.partitions
     if len(below) != count:
         raise JobError(
@@ -62,7 +62,7 @@ def _refuse_or_trim(log: EmbeddedLog, below: Offsets, dry_run: bool) -> Trimmed:
     return _plan(log, below)[0] if dry_run else _trim(log, below)
 
 
-def retain(log: EmbeddedLog) -> Trimmed | None:
+def retain(log: ReadableLog) -> Trimmed | None:
     """What the log was created to keep, and what readers need, stays; older rows go."""
     facts = log.facts
     if facts.retain_ms is None and facts.retain_bytes is None:
@@ -77,7 +77,7 @@ def retain(log: EmbeddedLog) -> Trimmed | None:
     return None
 
 
-def _readers(log: EmbeddedLog) -> list[Reader]:
+def _readers(log: ReadableLog) -> list[Reader]:
     found = readers(log.path)
     for reader in found:
         if len(reader.needs) != log.facts.partitions:
@@ -90,7 +90,7 @@ def _readers(log: EmbeddedLog) -> list[Reader]:
 
 
 def expired(
-    log: EmbeddedLog, *, before: int | None = None, keep_bytes: int | None = None
+    log: ReadableLog, *, before: int | None = None, keep_bytes: int | None = None
 ) -> Offsets:
     """The offsets up to which rows were appended before a time (microseconds since 1970), or are
     not among the newest so many bytes. Whole commits; at least `keep_bytes` stay."""
@@ -100,7 +100,7 @@ def expired(
         log.refresh()
 
 
-def _expired(log: EmbeddedLog, before: int | None, keep_bytes: int | None) -> Offsets:
+def _expired(log: ReadableLog, before: int | None, keep_bytes: int | None) -> Offsets:
     view = log.view
 
     def old(at: int, bytes_up_to: int) -> bool:
@@ -126,7 +126,7 @@ def _expired(log: EmbeddedLog, before: int | None, keep_bytes: int | None) -> Of
     return below
 
 
-def _leaves(log: EmbeddedLog, references: list[Reference]) -> Iterator[Reference]:
+def _leaves(log: ReadableLog, references: list[Reference]) -> Iterator[Reference]:
     """The manifests that list files, oldest first."""
     for reference in references:
         if reference["level"] == 0:
@@ -135,7 +135,7 @@ def _leaves(log: EmbeddedLog, references: list[Reference]) -> Iterator[Reference
             yield from _leaves(log, log.commits.read_manifest(reference["name"])["manifests"])
 
 
-def _plan(log: EmbeddedLog, below: Offsets) -> tuple[Trimmed, list[Segment]]:
+def _plan(log: ReadableLog, below: Offsets) -> tuple[Trimmed, list[Segment]]:
     """What a trim takes away, and the segments that it touches."""
     low = log.view.low
     touched = list(log.segments(log.view.cleaned, below))
@@ -149,7 +149,7 @@ def _whole(segments: list[Segment], below: Offsets) -> list[Segment]:
     return [segment for segment in segments if segment.end <= below[segment.partition]]
 
 
-def _trim(log: EmbeddedLog, below: Offsets) -> Trimmed:
+def _trim(log: ReadableLog, below: Offsets) -> Trimmed:
     planned, touched = _plan(log, below)
     if below == log.view.low == log.view.cleaned:
         return planned
@@ -181,7 +181,7 @@ def _later(offsets: Offsets, others: Offsets) -> Offsets:
 
 
 def take_back(
-    log: EmbeddedLog,
+    log: ReadableLog,
     output: str,
     *,
     cut: Position,
@@ -219,7 +219,7 @@ def take_back(
     return 0 if done is None else sum(segment.rows for segment in gone)
 
 
-def published_after(log: EmbeddedLog, output: str, cut: Position) -> list[Segment]:
+def published_after(log: ReadableLog, output: str, cut: Position) -> list[Segment]:
     """What `output` published after the cut; `TargetBehind` if it cannot go back to there."""
     at = log.view.ledger(output).position
     ahead = at is None or (at.lineage == cut.lineage and at.epoch < cut.epoch)
@@ -240,7 +240,7 @@ def published_after(log: EmbeddedLog, output: str, cut: Position) -> list[Segmen
     return after
 
 
-def remove_dropped(log: EmbeddedLog) -> None:
+def remove_dropped(log: ReadableLog) -> None:
     """Remove the files of what was taken back: who did it may have been killed in between."""
     dropped = log.view.dropped
     if not dropped:
@@ -256,7 +256,7 @@ def remove_dropped(log: EmbeddedLog) -> None:
 
 
 def _split(
-    log: EmbeddedLog, output: str, cut: Position, *, later: bool
+    log: ReadableLog, output: str, cut: Position, *, later: bool
 ) -> tuple[list[Segment], list[Segment]]:
     """What `output` published after the cut, and what the cut's own lineage published up to it.
 

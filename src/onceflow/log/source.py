@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from onceflow.contract.source import Keep, Source, start_position
 from onceflow.errors import JobError
 from onceflow.log.embedded import EmbeddedLog
+from onceflow.log.readable import first_offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -93,25 +94,3 @@ class Log(Source):
         if self.max_rows_per_epoch:
             options["max_rows_per_epoch"] = str(self.max_rows_per_epoch)
         return options
-
-
-def first_offsets(log: EmbeddedLog, start: Any) -> list[int]:
-    """A start position as offsets of the log as it is now."""
-    if isinstance(start, list):
-        return start  # of an earlier start: what is gone of it is noticed when it is read
-    if start == "earliest":
-        return list(log.view.low)
-    if start == "latest":
-        return list(log.view.next)
-    if "at" in start:
-        return log.offsets_at(start["at"])
-    asked, partitions = dict(start["offsets"]), range(log.facts.partitions)
-    strange = [p for p in asked if p not in partitions]
-    if strange:
-        raise JobError(
-            f"{log} has no partition {', '.join(map(str, strange))}",
-            hint=f"it has 0 to {log.facts.partitions - 1}",
-        )
-    offsets = [asked.get(p, log.view.low[p]) for p in partitions]
-    log.refuse_range(offsets, [max(o, n) for o, n in zip(offsets, log.view.next, strict=True)])
-    return offsets

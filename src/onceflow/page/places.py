@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from onceflow.page.files import Row
 
-if TYPE_CHECKING:
-    from onceflow.page.jobs import FollowedJob
-
 Place = tuple[str, str]  # kind, where
+
+
+class _Query(Protocol):
+    @property
+    def outputs(self) -> Mapping[str, Row]: ...
+    @property
+    def sources(self) -> Mapping[str, Row]: ...
+
+
+class _Job(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def queries(self) -> Mapping[str, _Query]: ...
 
 
 def kind_of(facts: Row) -> str | None:
@@ -45,7 +57,7 @@ def _reads(facts: Row) -> set[Place]:
     return {(str(facts.get("kind")), str(facts.get("place")))} if facts.get("place") else set()
 
 
-def links(job: FollowedJob, others: list[FollowedJob]) -> list[Row]:
+def links(job: _Job, others: Sequence[_Job]) -> list[Row]:
     """Other jobs that read what this one writes, or write what it reads."""
     found: dict[tuple[Any, ...], Row] = {}
     for other in others:
@@ -61,10 +73,10 @@ def links(job: FollowedJob, others: list[FollowedJob]) -> list[Row]:
     return list(found.values())
 
 
-def _all_written(job: FollowedJob) -> set[Place]:
+def _all_written(job: _Job) -> set[Place]:
     found = {_written(t) for q in job.queries.values() for t in q.outputs.values()}
     return {place for place in found if place is not None}
 
 
-def _all_read(job: FollowedJob) -> set[Place]:
+def _all_read(job: _Job) -> set[Place]:
     return {p for q in job.queries.values() for facts in q.sources.values() for p in _reads(facts)}

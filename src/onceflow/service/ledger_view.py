@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from onceflow.contract.ledger import Guarantee
+from onceflow.contract.registry import open_target
 from onceflow.errors import OnceflowError
 from onceflow.protocol.home import JobFolder, Query
-from onceflow.sinks import open_target
 
 
 def ledger(folder: JobFolder) -> list[dict[str, Any]]:
@@ -29,7 +29,7 @@ def ledger_of(
         "target": str(target.get("kind")), "says": "",
     }  # fmt: skip
     try:
-        sink = open_target({key: value for key, value in target.items() if key != "guarantee"})
+        sink = open_target(target)
         if sink is None:
             row["says"] = "a sink that this command cannot open"
             return row

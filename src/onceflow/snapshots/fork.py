@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onceflow.contract.registry import open_target
 from onceflow.errors import JobError
 from onceflow.protocol.home import JobFolder, jobs
 from onceflow.protocol.lease import Lease
 from onceflow.protocol.lineage import Origin
-from onceflow.sinks import open_target
 from onceflow.snapshots.cut import Cut
 from onceflow.snapshots.new_job import make_job, refuse_taken
 
@@ -95,7 +95,7 @@ class Fork:
         self, name: str, target: dict[str, Any], outputs: Path | None, named: Mapping[str, str]
     ) -> Move:
         kind = target.get("kind", "")
-        sink = open_target({k: v for k, v in target.items() if k != "guarantee"})
+        sink = open_target(target)
         if sink is None or not sink.place:
             raise JobError(
                 f"output {name} goes to a sink that this command does not know",

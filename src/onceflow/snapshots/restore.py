@@ -24,15 +24,16 @@ from functools import partial
 from typing import Any
 
 from onceflow.contract.ledger import Guarantee, Ledger, Position, Publication
+from onceflow.contract.registry import open_target
 from onceflow.contract.sink import Sink
 from onceflow.errors import JobError, LeaseHeld, TargetBehind, TargetError
 from onceflow.faults.points import reach
+from onceflow.log.sink import Log
 from onceflow.protocol.epoch_log import Decision
 from onceflow.protocol.home import JobFolder, Query, now
 from onceflow.protocol.lease import Lease
 from onceflow.protocol.lineage import CHOICES, Origin, Stood, refuse_foreign, standing
 from onceflow.protocol.retained_decisions import Past
-from onceflow.sinks import Log, open_target
 from onceflow.snapshots.cut import Cut, cut_of, link_or_copy
 from onceflow.snapshots.log_readers import refuse_reader_past
 from onceflow.snapshots.published_history import History
@@ -82,7 +83,7 @@ def choice_for(choices: Mapping[str, str], query: str, output: str) -> str:
 
 def output_of(query: str, name: str, target: dict[str, Any], choice: str) -> Output:
     """`target`: as the driver that led last described it."""
-    sink = open_target({k: v for k, v in target.items() if k != "guarantee"})
+    sink = open_target(target)
     if sink is None:
         raise JobError(
             f"output {name} of {query} goes to a sink that this command cannot open",

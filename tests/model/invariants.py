@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from onceflow.model import protocol, spark  # noqa: F401 - they register their steps
-from onceflow.model.explorer import Broken, follow
-from onceflow.model.steps import Settings, moves, quiet
-from onceflow.model.world import Driver, Target, World
+from model import protocol, spark  # noqa: F401 - they register their steps
+from model.explorer import Broken, follow
+from model.steps import Settings, moves, quiet
+from model.world import Driver, Target, World
 
 RULES = {
     "never lost": "decided ranges have no gap, what Spark committed is in every output, and "

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from model.invariants import Onceflow
+from model.steps import Settings, moves
+from model.world import STOPPED, Driver, World
 from onceflow.faults.points import EPOCH, OPENING
-from onceflow.model.invariants import Onceflow
-from onceflow.model.steps import Settings, moves
-from onceflow.model.world import STOPPED, Driver, World
 
 _COMPARED = frozenset(OPENING + EPOCH)
 Event = dict[str, Any]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from onceflow.model.world import STOPPED, Driver, World
+from model.world import STOPPED, Driver, World
 
 
 class Mutant(Enum):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from onceflow.model.steps import Moves, Mutant, Settings, Short, step
-from onceflow.model.world import STOPPED, Driver, RollUp, World
+from model.steps import Moves, Mutant, Settings, Short, step
+from model.world import STOPPED, Driver, RollUp, World
 
 
 def catch_up(d: Driver, *, then: str) -> Driver:

@@ -4,9 +4,9 @@ A driver that was paused has a Spark that was paused with it: it reads and write
 
 from __future__ import annotations
 
-from onceflow.model.log import catch_up
-from onceflow.model.steps import Moves, Mutant, Settings, Short, step
-from onceflow.model.world import DONE, Attempt, Driver, World
+from model.log import catch_up
+from model.steps import Moves, Mutant, Settings, Short, step
+from model.world import DONE, Attempt, Driver, World
 
 
 @step("spark.file-set")

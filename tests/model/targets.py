@@ -7,8 +7,8 @@ were judged, or is lost and judged again, so the last judging and the put are on
 
 from __future__ import annotations
 
-from onceflow.model.steps import Moves, Mutant, Settings, Short, step
-from onceflow.model.world import Attempt, Driver, Target, World
+from model.steps import Moves, Mutant, Settings, Short, step
+from model.world import Attempt, Driver, Target, World
 
 
 @step("open.ledger-fenced")

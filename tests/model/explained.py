@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from onceflow.model.explorer import explore
-from onceflow.model.snapshots import (
+from model.explorer import explore
+from model.snapshots import (
     Rule,
     Snapshots,
     consistent,
@@ -18,7 +18,7 @@ A streaming job never stands still, and a snapshot of it must be as if it had. T
 what that means on three processes, with two algorithms that do it and one that does it almost.
 Nothing here was made up by hand: every trace is a shortest one that
 [the explorer](model.md) found, every "always" was looked at in every state that the example can
-reach. A test holds this page to the code (`src/onceflow/model/snapshots.py`).
+reach. A test holds this page to the code (`tests/model/snapshots.py`).
 
 ## The example
 

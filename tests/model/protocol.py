@@ -8,10 +8,10 @@ log, the targets and Spark have a module each: `log`, `targets`, `spark`.
 
 from __future__ import annotations
 
-from onceflow.model.log import catch_up, won
-from onceflow.model.steps import Moves, Mutant, Settings, Short, step
-from onceflow.model.targets import publish
-from onceflow.model.world import DONE, STOPPED, Driver, World
+from model.log import catch_up, won
+from model.steps import Moves, Mutant, Settings, Short, step
+from model.targets import publish
+from model.world import DONE, STOPPED, Driver, World
 
 # ==================================================================== opening
 

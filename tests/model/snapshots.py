@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from onceflow.model.explorer import Broken
+from model.explorer import Broken
 
 SOURCES = ("a", "b")
 RECORDS = 2  # of each source

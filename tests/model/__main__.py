@@ -1,4 +1,4 @@
-"""python -m onceflow.model: explore the protocol, follow a trace, or print a page."""
+"""python -m model, in the folder tests: explore the protocol, follow a trace, or print a page."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 from itertools import groupby
 from pathlib import Path
 
-from onceflow.model.explained import page
-from onceflow.model.explorer import explore
-from onceflow.model.invariants import RULES, Onceflow
-from onceflow.model.steps import Mutant, Settings
-from onceflow.model.traces import accept
+from model.explained import page
+from model.explorer import explore
+from model.invariants import RULES, Onceflow
+from model.steps import Mutant, Settings
+from model.traces import accept
 
 
 def main() -> int:
@@ -33,7 +33,7 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m onceflow.model", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m model", description=__doc__)
     parser.add_argument("--drivers", type=int, default=2, help="at the same time (2)")
     parser.add_argument("--rows", type=int, default=3, help="of input: as many epochs (3)")
     parser.add_argument("--no-data", action="store_true", help="also epochs without data")
