@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+import rotation
 from onceflow import faults
 from onceflow.harness.disk import mount
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Slow tests run with --all of `scripts/test` only."""
-    if os.environ.get("ONCEFLOW_TEST_ALL") != "1":
-        slow = [item for item in items if item.get_closest_marker("slow")]
-        items[:] = [item for item in items if item not in slow]
-        config.hook.pytest_deselected(items=slow)
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(rotation)
 
 
 @pytest.fixture(autouse=True)

@@ -3,28 +3,27 @@
 The matrix is every fault point x {Files, Sqlite, both, Log} x {stateless, stateful} x {kill,
 raise}, and for the points around publishing also all three sinks as outputs of one query. Where a
 log is among the outputs, the input is a log too.
-Without ONCEFLOW_TEST_ALL=1 a seeded sample runs that covers every point, every sink and both
-kinds of query, half of it with a real `kill -9`.
+Without ONCEFLOW_TEST_ALL=1 each day has one case for each point, half of them with a real
+`kill -9`. They cover every sink and both kinds of query, and within some days the whole matrix.
 """
 
 from __future__ import annotations
 
-import os
-import random
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from story import Poller, Story
 
+import rotation
 from onceflow import faults
 
-SEED = int(os.environ.get("ONCEFLOW_TEST_SEED", "20261115"))
 SINKS = ("files", "sqlite", "both", "log", "all")
 # where it matters that an epoch has several outputs
 PUBLISHING = (*faults.FOLDER, *faults.SQLITE, "epoch.decided", "epoch.output-published",
               "epoch.published", "open.ledger-fenced", "open.published")  # fmt: skip
 QUERIES = ("stateless", "stateful")
+STRIDE = 3  # in the cases of a point, from one point to the next
 
 
 class Case(NamedTuple):
@@ -50,33 +49,36 @@ def matrix() -> list[Case]:
     ]
 
 
-def sample(seed: int) -> list[Case]:
-    """One case for each point; sinks, queries and actions take turns in a seeded order."""
-    dice = random.Random(seed)
-    chosen, count = [], {}
-    points = list(faults.POINTS)
-    dice.shuffle(points)
-    for number, point in enumerate(points):
-        fitting = [
-            c for c in matrix() if c.point == point and c.action == ("kill", "raise")[number % 2]
-        ]
-        dice.shuffle(fitting)
-        best = min(fitting, key=lambda c: count.get(c.sinks, 0) + count.get(c.query, 0))
-        for part in (best.sinks, best.query):
-            count[part] = count.get(part, 0) + 1
-        chosen.append(best)
+def cases_of(day: int) -> list[Case]:
+    """One case for each point: killed on one day and raised on the next, each time another one."""
+    chosen = []
+    for number, point in enumerate(faults.POINTS):
+        turn, raises = divmod(day + number, 2)
+        action = "raise" if raises else "kill"
+        fitting = [case for case in matrix() if case.point == point and case.action == action]
+        chosen.append(fitting[(turn + STRIDE * number) % len(fitting)])
     return sorted(chosen, key=lambda c: (c.action, c.point))
 
 
-CASES = matrix() if os.environ.get("ONCEFLOW_TEST_ALL") == "1" else sample(SEED)
+DAY = rotation.today()
+CASES = matrix() if rotation.runs_all() else cases_of(DAY)
 
 
-def test_the_sample_covers_every_point_every_sink_and_both_queries() -> None:
-    cases = sample(SEED)
-    assert {c.point for c in cases} == set(faults.POINTS)
-    assert {c.sinks for c in cases} == set(SINKS)
-    assert {c.query for c in cases} == set(QUERIES)
-    assert sum(c.action == "kill" for c in cases) * 2 >= len(cases)
+def test_every_day_kills_on_every_sink_in_both_queries_and_with_several_outputs() -> None:
+    for day in range(DAY, DAY + 40):
+        cases = cases_of(day)
+        assert [c.point for c in sorted(cases)] == sorted(faults.POINTS)
+        kills = [c for c in cases if c.action == "kill"]
+        outputs = [Story("", c.query, c.sinks).outputs for c in kills]
+        assert {sink for several in outputs for sink in several} == {"files", "sqlite", "log"}
+        assert any(len(several) > 1 for several in outputs)
+        assert {c.query for c in kills} == set(QUERIES)
+        assert len(kills) * 2 >= len(cases) - 1
+
+
+def test_the_whole_matrix_comes_within_twenty_days() -> None:
+    days = {case for day in range(DAY, DAY + 20) for case in cases_of(day)}
+    assert days == set(matrix())
 
 
 def visit_of(point: str) -> int:
@@ -90,7 +92,6 @@ def visit_of(point: str) -> int:
 def test_a_driver_broken_at_any_point_loses_and_doubles_nothing(
     case: Case, tmp_path: Path, request: Any
 ) -> None:
-    print(f"seed {SEED}, case {case}")
     story = Story(str(tmp_path), case.query, case.sinks)
     story.write_input()
     request.getfixturevalue("spark")

@@ -1,4 +1,9 @@
-"""The embedded log: a durable, partitioned log in a folder, for jobs without any server."""
+"""The embedded log: a durable, partitioned log in a folder, for jobs without any server.
+
+Lives here: its commits, segments, producers, readers and retention, and the log as a source and as
+a sink. May not live here: what `Files` needs too (see `folders/`). Start reading in `embedded.py`,
+then `commits.py`.
+"""
 
 from __future__ import annotations
 

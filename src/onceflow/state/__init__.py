@@ -1,4 +1,9 @@
-"""Keyed state: a table of one row a key, kept as immutable sorted runs and a manifest an epoch."""
+"""Keyed state: a table with one row for each key, kept as immutable sorted runs and manifests.
+
+Lives here: what authors of keyed processes write, and the files behind it. May not live here: Spark
+jobs and decisions, which run it (see `protocol/keyed_runner.py`). Start reading in `process.py`,
+then `store.py`.
+"""
 
 from __future__ import annotations
 

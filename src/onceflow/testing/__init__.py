@@ -1,4 +1,8 @@
-"""What tests of onceflow, and of sinks and keyed processes for onceflow, are built with."""
+"""What users import in their tests: the sink contract, the keyed harness, real servers.
+
+Lives here: suites and servers for tests of jobs, sinks and keyed processes. May not live here:
+anything that the product imports when it runs. Start reading in `contract.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ __all__ = ["KeyedHarness", "SinkContract"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when it is asked for: the product has its fault points here, and needs no pytest."""
+    """Imported when it is asked for: only the contract of sinks needs pytest."""
     if name == "KeyedHarness":
         from onceflow.testing.keyed import KeyedHarness
 
