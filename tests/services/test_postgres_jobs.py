@@ -102,6 +102,7 @@ def test_a_job_that_is_broken_in_a_publish_loses_and_doubles_nothing(
     job.check()
 
 
+@pytest.mark.daily
 def test_a_driver_that_is_killed_in_a_transaction_loses_and_doubles_nothing(
     place: Place, spark: Any
 ) -> None:

@@ -22,6 +22,7 @@ SINKS = ("files", "sqlite", "both", "log", "all")
 # where it matters that an epoch has several outputs
 PUBLISHING = (*faults.FOLDER, *faults.SQLITE, "epoch.decided", "epoch.output-published",
               "epoch.published", "open.ledger-fenced", "open.published")  # fmt: skip
+pytestmark = pytest.mark.daily
 QUERIES = ("stateless", "stateful")
 STRIDE = 3  # in the cases of a point, from one point to the next
 

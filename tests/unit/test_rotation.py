@@ -7,7 +7,7 @@ from rotation import DAYS, chosen
 TESTS = [f"tests/spark/test_x.py::test_y[{number}]" for number in range(200)]
 
 
-def test_every_rotating_test_comes_once_in_any_ten_days() -> None:
+def test_every_long_test_comes_once_in_any_ten_days() -> None:
     seconds = {name: float(number % 37) for number, name in enumerate(TESTS)}
     for first in (0, 7, 20_776):
         shares = [chosen(TESTS, seconds, first + day) for day in range(DAYS)]
@@ -32,5 +32,5 @@ def test_a_new_test_leaves_most_others_on_their_days() -> None:
     assert len(changed) <= DAYS, moved
 
 
-def test_without_rotating_tests_there_is_nothing_to_choose() -> None:
+def test_without_long_tests_there_is_nothing_to_choose() -> None:
     assert chosen([], {}, 3) == set()
