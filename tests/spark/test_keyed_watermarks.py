@@ -29,11 +29,11 @@ from onceflow.protocol import compute as epoch_rows
 from onceflow.protocol.home import JobFolder
 from onceflow.protocol.keyed_spec import Keyed
 from onceflow.sinks import Files
-from onceflow.state.arrays import TIMESTAMP
-from onceflow.state.joins import JoinLast
 from onceflow.state.process import KeyedProcess
-from onceflow.state.sessions import Sessions
+from onceflow.state.ready.join_last import JoinLast
+from onceflow.state.ready.sessions import Sessions
 from onceflow.state.states import ReducingState, Timer
+from onceflow.state.vectors import TIMESTAMP
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not find it
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from onceflow.state import joins, ready, sessions
 from onceflow.state.binding import _HELPERS
 from onceflow.state.process import KeyedProcess
+from onceflow.state.ready import join_last, running, sessions
 from onceflow.testing import KeyedHarness
 from pages import DOCS, blocks
 
@@ -24,7 +24,7 @@ def test_the_examples_of_the_page_hold() -> None:
 
 def test_every_process_that_is_ready_made_and_every_helper_is_on_the_page() -> None:
     text = PAGE.read_text()
-    for module in (ready, sessions, joins):
+    for module in (running, sessions, join_last):
         for name, kind in inspect.getmembers(module, inspect.isclass):
             if kind.__module__ == module.__name__ and not name.startswith("_"):
                 assert f"`{name}(" in text

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 from onceflow.errors import ProcessFailed
-from onceflow.state.arrays import python_values
 from onceflow.state.process import KeyedProcess
 from onceflow.state.states import ListState, MapState, ReducingState, Timer, ValueState
 from onceflow.state.step import Step, Time
+from onceflow.state.vectors import python_values
 from onceflow.testing import KeyedHarness
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

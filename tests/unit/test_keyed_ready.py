@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from onceflow.errors import JobError
-from onceflow.state.joins import JoinLast
 from onceflow.state.process import KeyedProcess
-from onceflow.state.ready import Deduplicate, Last, TopN, Totals
-from onceflow.state.sessions import Sessions
+from onceflow.state.ready.join_last import JoinLast
+from onceflow.state.ready.running import Deduplicate, Last, TopN, Totals
+from onceflow.state.ready.sessions import Sessions
 from onceflow.testing import KeyedHarness
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

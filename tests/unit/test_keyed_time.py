@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 import pytest
 
 from onceflow.errors import JobError, ProcessFailed
-from onceflow.state.arrays import as_micros
 from onceflow.state.process import KeyedProcess
 from onceflow.state.states import ListState, MapState, Timer, ValueState
 from onceflow.state.step import Step, Time
+from onceflow.state.vectors import as_micros
 from onceflow.testing import KeyedHarness
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -10,9 +10,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onceflow.state.joins import JoinLast
 from onceflow.state.process import KeyedProcess
-from onceflow.state.sessions import Sessions
+from onceflow.state.ready.join_last import JoinLast
+from onceflow.state.ready.sessions import Sessions
 from onceflow.testing import KeyedHarness
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

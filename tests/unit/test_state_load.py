@@ -17,9 +17,9 @@ from onceflow.state import dump as dumping
 from onceflow.state import load as loading
 from onceflow.state import runs
 from onceflow.state.dump import dump
+from onceflow.state.files import check
 from onceflow.state.load import Loaded, load
 from onceflow.state.manifest import Manifest
-from onceflow.state.parquet import check
 from onceflow.state.runs import StoreSchema
 
 pytestmark = pytest.mark.usefixtures("no_fsync")

@@ -29,7 +29,7 @@ from onceflow.log.source import Log
 from onceflow.protocol.keyed_spec import Keyed
 from onceflow.sqlite.sink import Sqlite
 from onceflow.state.process import KeyedProcess
-from onceflow.state.ready import Deduplicate
+from onceflow.state.ready.running import Deduplicate
 from onceflow.state.states import MapState, ReducingState, Timer, ValueState
 
 DELAY, WINDOW = "10 seconds", "10 seconds"

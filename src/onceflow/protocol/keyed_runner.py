@@ -44,9 +44,9 @@ from onceflow.protocol.keyed_time import (
 from onceflow.protocol.staging import set_for_writing
 from onceflow.spark.running_query import is_deterministic
 from onceflow.state.evolve import fits, fits_keys
+from onceflow.state.files import check
 from onceflow.state.load import load
 from onceflow.state.manifest import Manifest, Merged
-from onceflow.state.parquet import check
 from onceflow.state.runs import Run, StoreSchema
 from onceflow.state.step import Time
 from onceflow.state.task import PLACE, REPORT, Work, run_task, store_schema

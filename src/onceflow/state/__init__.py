@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onceflow.state.joins import JoinLast
     from onceflow.state.process import KeyedProcess
-    from onceflow.state.ready import Deduplicate, Last, TopN, Totals
-    from onceflow.state.sessions import Sessions
+    from onceflow.state.ready.join_last import JoinLast
+    from onceflow.state.ready.running import Deduplicate, Last, TopN, Totals
+    from onceflow.state.ready.sessions import Sessions
     from onceflow.state.states import ListState, MapState, ReducingState, Timer, ValueState
 
 __all__ = [
@@ -33,17 +33,17 @@ __all__ = [
 
 # Imported when they are asked for: they load Arrow, and commands import this package without it.
 _WHERE = {
-    "Deduplicate": "ready",
-    "JoinLast": "joins",
+    "Deduplicate": "ready.running",
+    "JoinLast": "ready.join_last",
     "KeyedProcess": "process",
-    "Last": "ready",
+    "Last": "ready.running",
     "ListState": "states",
     "MapState": "states",
     "ReducingState": "states",
-    "Sessions": "sessions",
+    "Sessions": "ready.sessions",
     "Timer": "states",
-    "TopN": "ready",
-    "Totals": "ready",
+    "TopN": "ready.running",
+    "Totals": "ready.running",
     "ValueState": "states",
 }
 

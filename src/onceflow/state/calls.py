@@ -11,7 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from onceflow.errors import ProcessFailed
-from onceflow.state.arrays import (
+from onceflow.state.binding import Bound
+from onceflow.state.fit import fit_out, fit_state, pair
+from onceflow.state.per_key import PerKey, Returned
+from onceflow.state.process import Call, KeyedProcess, Time
+from onceflow.state.results import Blame
+from onceflow.state.segments import ROWS, Segments, Turns, Work
+from onceflow.state.states import EVENT
+from onceflow.state.vectors import (
     LONG_AGO,
     NEVER,
     Bools,
@@ -22,13 +29,6 @@ from onceflow.state.arrays import (
     ranges,
     valid,
 )
-from onceflow.state.binding import Bound
-from onceflow.state.failures import Blame
-from onceflow.state.fit import fit_out, fit_state, pair
-from onceflow.state.perkey import PerKey, Returned
-from onceflow.state.process import Call, KeyedProcess, Time
-from onceflow.state.segments import ROWS, Segments, Turns, Work
-from onceflow.state.states import EVENT
 
 _MOST_FIRED = 1000
 

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import pyarrow as pa
 
-from onceflow.state.arrays import (
+from onceflow.state.states import EVENT, Column
+from onceflow.state.vectors import (
     LONG_AGO,
     NEVER,
     Bools,
@@ -24,7 +25,6 @@ from onceflow.state.arrays import (
     unpacked,
     valid,
 )
-from onceflow.state.states import EVENT, Column
 
 
 class Expiry:

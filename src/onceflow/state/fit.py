@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import types as t
 
-from onceflow.state.arrays import one
+from onceflow.state.vectors import one
 
 
 class Unfit(Exception):

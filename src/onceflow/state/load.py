@@ -24,12 +24,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from onceflow.errors import BadInput, BadRows, OnceflowError
-from onceflow.state.arrays import empty_is_null, one, valid
 from onceflow.state.evolve import adapt
+from onceflow.state.files import HIDDEN, as_spark, check, files, opened
 from onceflow.state.keys import Places, groups_of, places_of
 from onceflow.state.manifest import Manifest
-from onceflow.state.parquet import HIDDEN, as_spark, check, files, opened
 from onceflow.state.runs import SUFFIX, Run, RunWriter, StoreSchema, repeated
+from onceflow.state.vectors import empty_is_null, one, valid
 from onceflow.store.posix import translate_disk_full
 
 _READ_ROWS = 1 << 17  # at a time

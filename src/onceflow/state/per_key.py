@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from onceflow.errors import OnceflowError
-from onceflow.state.arrays import Bools, Ints, is_many, one, python_values
-from onceflow.state.failures import Blame
 from onceflow.state.fit import Unfit, difference
 from onceflow.state.process import KeyedProcess
+from onceflow.state.results import Blame
 from onceflow.state.states import Column, MapState, ReducingState
+from onceflow.state.vectors import Bools, Ints, is_many, one, python_values
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from onceflow.errors import JobError
-from onceflow.state.arrays import Bools, Ints, moment, one
 from onceflow.state.reducing import fold, reduce
 from onceflow.state.states import Column, Declared, ReducingState
+from onceflow.state.vectors import Bools, Ints, moment, one
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as t
 
-from onceflow.state.arrays import Ints, one, spread, valid
 from onceflow.state.fit import fitted
 from onceflow.state.states import Fold
+from onceflow.state.vectors import Ints, one, spread, valid
 
 _LIMB = np.int64(0xFFFFFFFF)
 

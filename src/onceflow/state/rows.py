@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from onceflow.state.arrays import Ints, one, unpacked
+from onceflow.state.vectors import Ints, one, unpacked
 
 
 def struct_of(rows: pa.Schema, keys: pa.Schema) -> pa.StructType:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from onceflow.state.arrays import LONG_AGO, NEVER, Bools, Ints, micros
 from onceflow.state.process import Time
 from onceflow.state.states import EVENT, PROCESSING, Column
+from onceflow.state.vectors import LONG_AGO, NEVER, Bools, Ints, micros
 
 DONE, ROWS = "done", "rows"
 

@@ -17,8 +17,8 @@ from pyarrow import types as t
 
 from onceflow.contract.schema import arrow_schema, nullable, parse_schema
 from onceflow.errors import JobError
-from onceflow.state.arrays import TIMESTAMP
 from onceflow.state.fit import same_kind
+from onceflow.state.vectors import TIMESTAMP
 
 EVENT, PROCESSING = "event", "processing"
 HOWS = ("sum", "min", "max", "count", "first", "last")

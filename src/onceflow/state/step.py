@@ -15,7 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from onceflow.state.arrays import (
+from onceflow.state.binding import bound
+from onceflow.state.calls import Calls, Epoch
+from onceflow.state.expiry import Expiry, shrunk
+from onceflow.state.process import Binding, KeyedProcess, Time
+from onceflow.state.segments import DONE, Segments, Work
+from onceflow.state.states import EVENT
+from onceflow.state.vectors import (
     LONG_AGO,
     Bools,
     Ints,
@@ -25,12 +31,6 @@ from onceflow.state.arrays import (
     one,
     valid,
 )
-from onceflow.state.binding import bound
-from onceflow.state.calls import Calls, Epoch
-from onceflow.state.expiry import Expiry, shrunk
-from onceflow.state.process import Binding, KeyedProcess, Time
-from onceflow.state.segments import DONE, Segments, Work
-from onceflow.state.states import EVENT
 
 __all__ = ["Step", "Stepped", "Time"]
 

@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from onceflow.contract.schema import arrow_schema, nullable, parse_schema
 from onceflow.errors import JobError
-from onceflow.state.arrays import NEVER, as_micros, micros
 from onceflow.state.process import KeyedProcess
 from onceflow.state.states import span
 from onceflow.state.step import Step, Time
+from onceflow.state.vectors import NEVER, as_micros, micros
 
 Rows: TypeAlias = "Sequence[Mapping[str, Any]] | pa.Table"
 _START = datetime(2026, 1, 1, tzinfo=UTC)

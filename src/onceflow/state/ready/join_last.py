@@ -12,7 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from onceflow.errors import JobError
-from onceflow.state.arrays import (
+from onceflow.state.process import KeyedProcess
+from onceflow.state.rows import added, as_columns, as_structs, field, struct_of
+from onceflow.state.states import ListState, Span, Timer, span
+from onceflow.state.vectors import (
     LONG_AGO,
     Ints,
     by_key_and_time,
@@ -22,9 +25,6 @@ from onceflow.state.arrays import (
     picked,
     timestamps,
 )
-from onceflow.state.process import KeyedProcess
-from onceflow.state.rows import added, as_columns, as_structs, field, struct_of
-from onceflow.state.states import ListState, Span, Timer, span
 
 _AT, _KIND = "at", "kind"
 

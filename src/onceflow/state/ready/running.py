@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 
 from onceflow.errors import JobError
 from onceflow.state.aggregates import aggregates
-from onceflow.state.arrays import LONG_AGO, TIMESTAMP, Bools, Ints, micros, one, packed, valid
 from onceflow.state.process import KeyedProcess
 from onceflow.state.reducing import run_starts
 from onceflow.state.rows import added, as_columns, as_structs, field, struct_of
 from onceflow.state.states import ListState, ReducingState, Span, ValueState, span
+from onceflow.state.vectors import LONG_AGO, TIMESTAMP, Bools, Ints, micros, one, packed, valid
 
 
 class Totals(KeyedProcess):

@@ -11,7 +11,11 @@ import pyarrow as pa
 
 from onceflow.errors import JobError
 from onceflow.state.aggregates import Aggregate, aggregates
-from onceflow.state.arrays import (
+from onceflow.state.fit import fitted
+from onceflow.state.process import KeyedProcess
+from onceflow.state.reducing import reduce, run_starts
+from onceflow.state.states import ListState, Span, Timer, span
+from onceflow.state.vectors import (
     LONG_AGO,
     Ints,
     by_key_and_time,
@@ -22,10 +26,6 @@ from onceflow.state.arrays import (
     unpacked,
     valid,
 )
-from onceflow.state.fit import fitted
-from onceflow.state.process import KeyedProcess
-from onceflow.state.reducing import reduce, run_starts
-from onceflow.state.states import ListState, Span, Timer, span
 
 _START, _END = "start", "end"
 
