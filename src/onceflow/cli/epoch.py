@@ -68,7 +68,7 @@ def _rerun(
 ) -> dict[str, dict[str, Any]]:
     from onceflow.jobs.rerun import rerun
     from onceflow.service.driver import find_by_workers, keep_libraries_quiet, send_to_workers
-    from onceflow.service.error_report import complaint
+    from onceflow.service.error_report import describe_error
 
     if not as_json:
         click.echo("starting Spark to run the epoch again …", err=True)
@@ -87,7 +87,7 @@ def _rerun(
     except OnceflowError:
         raise
     except Exception as error:  # of the job, or of Spark because of it
-        said = complaint(error, Path(file), log=log)
+        said = describe_error(error, Path(file), log=log)
         problem = JobError(said.message, hint=said.hint)
         problem.exit_code = said.exit_code
         raise problem from error

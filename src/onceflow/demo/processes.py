@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from onceflow.service.error_report import death
+from onceflow.service.error_report import describe_exit
 from onceflow.service.process_tree import GONE_WITHIN, adopt_orphans, family, wait_for
 
 Event = dict[str, Any]
@@ -111,7 +111,7 @@ class Child:
         return self._process.wait()
 
     def how_it_ended(self) -> str:
-        return f"{self.what} {death(self.code)}; what it said is in {self._said}"
+        return f"{self.what} {describe_exit(self.code)}; what it said is in {self._said}"
 
     def family(self, driver: int | None = None) -> dict[int, str]:
         """pid -> what, of all that it has started, parents first; empty where there is no /proc."""
@@ -142,7 +142,7 @@ class Child:
             # Parents first: their end makes us the parent of their children.
             ended += [Ended(pid, what, wait_for(pid)) for pid, what in alive.items()]
             alive = family({process.pid for process in ended})  # born meanwhile
-        ended[0] = replace(ended[0], how=death(self._process.wait()))
+        ended[0] = replace(ended[0], how=describe_exit(self._process.wait()))
         return [*ended, *self._kill_orphans()]
 
     def kill_alone(self, pid: int, what: str) -> Ended:
@@ -150,7 +150,7 @@ class Child:
         again by its parent; if all else fails it is ended with the rest."""
         self._orphans |= {one: _born(one) for one in self.family()}
         _signal(pid, signal.SIGKILL)
-        how = death(self._process.wait()) if pid == self._process.pid else ""
+        how = describe_exit(self._process.wait()) if pid == self._process.pid else ""
         return Ended(pid, what, how)
 
     def _kill_orphans(self) -> list[Ended]:

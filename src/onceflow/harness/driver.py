@@ -31,7 +31,7 @@ from onceflow.jobs.job import load
 from onceflow.log.embedded import EmbeddedLog
 from onceflow.log.source import Log
 from onceflow.service.driver import Stop, Teller, keep_libraries_quiet, killed_with_parent, live
-from onceflow.service.error_report import complaint
+from onceflow.service.error_report import describe_error
 from onceflow.spark.running_query import jvm_process
 from onceflow.spark.session import get_session
 
@@ -94,7 +94,7 @@ def _declare(order: Order, spark: Any, tell: Teller) -> None:
         keyed = any(declared.keyed for declared in flow.queries.values())
         tell("declared", sources=flow.found, outputs=list(flow.outputs()), keyed=keyed)
     except (Exception, SystemExit) as error:  # the edge: what the job or Spark raised
-        said = complaint(error, Path(order["job"].partition(":")[0]))
+        said = describe_error(error, Path(order["job"].partition(":")[0]))
         tell("declared", error=said.as_json())
 
 

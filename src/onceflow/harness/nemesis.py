@@ -16,7 +16,7 @@ from onceflow.harness.play import Life, Play, Struck
 from onceflow.harness.reaching import REACH_WITHIN, at_work, disarm, end_now, epoch, stand_still
 from onceflow.harness.schedule import Fault, opens
 from onceflow.harness.targets import body
-from onceflow.service.error_report import death
+from onceflow.service.error_report import describe_exit
 from onceflow.service.process_tree import processes
 
 _END_WITHIN = 120.0  # seconds until a driver has ended whose JVM is gone, or that was fenced
@@ -154,7 +154,7 @@ def _killed(play: Play, struck: Struck, what: str) -> None:
     if code == -signal.SIGKILL:
         play.hit(struck, f"{what}, after epoch {epoch(play)}")
     else:
-        struck.what = f"the driver {death(code)} before it was killed"
+        struck.what = f"the driver {describe_exit(code)} before it was killed"
 
 
 # ---------------------------------------------------------------- the zombie

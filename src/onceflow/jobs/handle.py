@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -37,6 +38,7 @@ DEFAULT_HOME = ".onceflow"
 _POLL = 0.1
 _HUNG_AFTER = 30.0  # seconds
 _running: dict[Path, Handle] = {}
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -114,23 +116,12 @@ class Handle:
 
     def _watch(self) -> None:
         try:
-            while any(s.active for s in self.started.values()):
-                self._failure = self._first_failure()
-                if self._request.heard():
-                    self.asked = True
-                    self._stop.set()
-                if self._stop.is_set() or self._failure is not None:
-                    self._stop_all()
-                    break
-                time.sleep(_POLL)
-            while any(s.active for s in self.started.values()):
-                time.sleep(_POLL)
+            self._wait_for_end()
             self._failure = self._failure or self._hung_body() or self._first_failure()
             self._failure = self._failure or self._sweep_failure()
-            for started in self.started.values():
-                started.epochs.settle()
+            self._settle()
         except Exception as error:  # the JVM is gone: the edge where we notice it
-            self._failure = PlanChanged(
+            self._failure = self._failure or PlanChanged(
                 f"Spark's JVM is gone: {type(error).__name__}: {error}", hint="start the job again"
             )
         finally:
@@ -138,6 +129,29 @@ class Handle:
                 self._request.say(self.status["queries"], self._failure)
             self._lease.release()
             self._ended.set()
+
+    def _wait_for_end(self) -> None:
+        while any(s.active for s in self.started.values()):
+            self._failure = self._first_failure()
+            if self._request.heard():
+                self.asked = True
+                self._stop.set()
+            if self._stop.is_set() or self._failure is not None:
+                self._stop_all()
+                break
+            time.sleep(_POLL)
+        while any(s.active for s in self.started.values()):
+            time.sleep(_POLL)
+
+    def _settle(self) -> None:
+        """Close sources and sinks of every query. What the job failed with before stays what it
+        failed with: a connection that cannot be closed must not hide that the driver was fenced."""
+        for name, started in self.started.items():
+            try:
+                started.epochs.settle()
+            except Exception as error:  # of anybody's sink
+                _logger.warning("closing the outputs of %s failed: %s", name, error)
+                self._failure = self._failure or started.epochs.reason(error)
 
     def _first_failure(self) -> BaseException | None:
         return next((f for f in (s.failure() for s in self.started.values()) if f), None)

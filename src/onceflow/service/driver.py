@@ -32,7 +32,7 @@ from onceflow.jobs.job import Job, import_root, load
 from onceflow.protocol.epoch import Again, Stopping
 from onceflow.protocol.home import JobFolder
 from onceflow.protocol.lease import Lease
-from onceflow.service.error_report import Complaint, complaint
+from onceflow.service.error_report import ErrorReport, describe_error
 from onceflow.service.journal import Journal
 from onceflow.service.progress import REPORTS_KEPT, ProgressMeter, as_json
 from onceflow.spark.running_query import jvm_process
@@ -105,7 +105,7 @@ def live(options: argparse.Namespace, tell: Tell, stop: Stop) -> int:
         _run(options, tell, stop, life)
     except (Exception, SystemExit) as error:  # the edge: what the job, Spark or we raised
         file = Path(options.job.partition(":")[0])
-        problem: Complaint = complaint(error, file, jvm=life.jvm, log=life.log)
+        problem: ErrorReport = describe_error(error, file, jvm=life.jvm, log=life.log)
         epochs = life.meter.count() if life.meter else 0
         tell("error", **problem.as_json(), epochs=epochs)
         return problem.exit_code

@@ -1,4 +1,4 @@
-"""What ended a driver, in the one line that a person needs: no stack of the JVM or of Python."""
+"""Describe what ended a driver in one line, without a stack of the JVM or of Python."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from onceflow.errors import JobError, OnceflowError
+from onceflow.errors import JobError, OnceflowError, SessionRefused, SetupError
 from onceflow.jobs.job import where
+from onceflow.protocol.failures import explain
 from onceflow.spark.errors import readable
 
 RETRY = 75
@@ -34,8 +35,8 @@ _LONGEST = 600
 
 
 @dataclass(frozen=True)
-class Complaint:
-    """Why a driver ended, what mends it, and whether starting again can."""
+class ErrorReport:
+    """Why a driver ended, what fixes it, and whether starting it again can help."""
 
     kind: str
     message: str
@@ -48,61 +49,84 @@ class Complaint:
         return asdict(self)
 
 
-def complaint(
+def describe_error(
     error: BaseException,
     file: Path,
     *,
     jvm: int | None = None,
     log: Path | None = None,
-) -> Complaint:
-    """What to say about `error` of the job in `file`, whose JVM writes to `log`."""
-    ended = None if jvm is None else _how_it_ended(jvm, error)
+) -> ErrorReport:
+    """Report `error` of the job in `file`, whose JVM writes to `log`.
+
+    A final error stays final, even if another one was raised from it or hides it."""
+    error = _final_cause(error) or error
+    ended = None if jvm is None or _is_final(error) else _how_it_ended(jvm, error)
     if ended is not None:
         hint = f"if it happens again: see {log}, and dmesg for a lack of memory"
-        return Complaint("JvmDied", f"Spark's JVM (process {jvm}) {ended}", hint, RETRY, True)
+        return ErrorReport("JvmDied", f"Spark's JVM (process {jvm}) {ended}", hint, RETRY, True)
+    error = explain(error)
     if isinstance(error, OnceflowError):
         message = error.message
         if isinstance(error, JobError) and _passed(error, file) and str(file) not in message:
             message = f"{where(error, file)}: {message}"
-        hint = error.hint or ("mend that line" if re.search(r", line \d+: ", message) else "")
-        return Complaint(type(error).__name__, message, hint, error.exit_code, error.retryable,
-                         error.away)  # fmt: skip
+        hint = error.hint or ("edit that line" if re.search(r", line \d+: ", message) else "")
+        return ErrorReport(type(error).__name__, message, hint, error.exit_code, error.retryable,
+                           error.away)  # fmt: skip
     kind, see = type(error).__name__, f"its log is {log}" if log else ""
     in_task = _in_python_task(str(error), file)
     if in_task is not None:
         place, raised = in_task
-        hint = f"mend {place}; the epoch was not decided and runs again"
-        mendable = not _is_a_mistake(raised)
-        code = RETRY if mendable else 1
-        return Complaint("UserCodeError", f"{place}: {raised}", hint, code, mendable)
+        hint = f"correct {place}; the epoch was not decided and runs again"
+        can_pass = not _is_a_mistake(raised)
+        code = RETRY if can_pass else 1
+        return ErrorReport("UserCodeError", f"{place}: {raised}", hint, code, can_pass)
     if any(sign in str(error) for sign in _DEAD_WORKER):
         hint = f"if it happens again: see {log}, and dmesg for a lack of memory"
-        return Complaint("WorkerDied", readable(error), hint, RETRY, True)
+        return ErrorReport("WorkerDied", readable(error), hint, RETRY, True)
     if _passed(error, file) or kind in _WRONG_JOB:
         place = f"{where(error, file)}: " if _passed(error, file) else ""
-        return Complaint(
+        return ErrorReport(
             "JobError",
             place + readable(error),
-            "mend that line" if place else f"mend {file}",
+            "edit that line" if place else f"edit {file}",
             2,
             False,
         )
     if "JAVA_GATEWAY_EXITED" in str(error) or "stopped SparkContext" in str(error):
         message = f"Spark did not start: {_last_words(log) or readable(error)}"
-        return Complaint("SetupError", message, f"{see}; onceflow doctor looks at Java and Spark",
+        return ErrorReport("SetupError", message, f"{see}; onceflow doctor looks at Java and Spark",
                          4, True)  # fmt: skip
     if isinstance(error, OSError) and error.errno in _DENIED:
         message = f"cannot use {error.filename}: {error.strerror}"
-        return Complaint("SetupError", message, "give yourself access to it", 4, False)
-    return Complaint(kind, readable(error), see, RETRY, True)
+        return ErrorReport("SetupError", message, "give yourself access to it", 4, False)
+    return ErrorReport(kind, readable(error), see, RETRY, True)
 
 
-def death(code: int) -> str:
+def describe_exit(code: int) -> str:
     """How a process ended, from what Popen says."""
     if code < 0:
         with_name = signal.Signals(-code).name if -code in list(signal.Signals) else str(-code)
         return f"was ended by {with_name}"
     return f"ended with exit code {code}"
+
+
+def _is_final(error: BaseException) -> bool:
+    """Has the protocol, a target or the input said something that starting again cannot change?
+    What is wrong with the job or the machine is not meant: a JVM that dies looks like it, too."""
+    ours = isinstance(error, OnceflowError) and not error.retryable
+    return ours and not isinstance(error, (JobError, SessionRefused, SetupError))
+
+
+def _final_cause(error: BaseException) -> BaseException | None:
+    """What a later error hides: one that was raised from a final one, or while that was handled."""
+    seen: BaseException | None = error
+    passed: set[int] = set()
+    while seen is not None and id(seen) not in passed:
+        if _is_final(seen):
+            return seen
+        passed.add(id(seen))
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    return None
 
 
 def _how_it_ended(jvm: int, error: BaseException) -> str | None:
@@ -115,7 +139,9 @@ def _how_it_ended(jvm: int, error: BaseException) -> str | None:
         except ChildProcessError:  # somebody else has waited for it
             return "is gone"
         if found is not None:
-            return death(found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
+            return describe_exit(
+                found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+            )
         if time.monotonic() > deadline:
             return None
         time.sleep(0.02)

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from onceflow.service.error_report import death
+from onceflow.service.error_report import describe_exit
 
 GONE_WITHIN = 20.0  # seconds, after kill -9
 _PR_SET_CHILD_SUBREAPER = 36
@@ -69,7 +69,7 @@ def wait_for(pid: int) -> str:
         try:
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
-                return death(os.waitstatus_to_exitcode(status))
+                return describe_exit(os.waitstatus_to_exitcode(status))
         except ChildProcessError:
             if pid not in processes():
                 return ""

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from onceflow.jobs.stop_request import Waiting
 from onceflow.protocol.home import now
-from onceflow.service.error_report import RETRY, death
+from onceflow.service.error_report import RETRY, describe_exit
 from onceflow.service.journal import Journal
 
 Event = dict[str, Any]
@@ -278,7 +278,7 @@ def _queries(event: Event) -> list[Event]:
 def _crash(code: int) -> Event:
     """A driver that ended without a word."""
     killed = code > _KILLED
-    how = death(_KILLED - code if killed else code)
+    how = describe_exit(_KILLED - code if killed else code)
     hint = "something in the job ended the process: look for exit and os._exit"
     if killed:
         hint = "somebody ended it, or the machine lacks memory (dmesg tells)"
