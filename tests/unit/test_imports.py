@@ -6,19 +6,24 @@ Which room may import which is checked by `lint-imports`.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import onceflow
+from onceflow.contract.extras import EXTRAS, require
+from onceflow.errors import SetupError
 
 ROOT = Path(onceflow.__file__).parent
 
 LIBRARIES = {"pyarrow", "numpy"}  # for what runs in executors
 CLIENTS = {"confluent_kafka", "psycopg"}  # of servers, imported when one is talked with
+OPTIONAL = {module for modules in EXTRAS.values() for module in modules}
 # Classes that Spark derives from, and job files, which nobody imports.
 USE_SPARK = {
     ROOT / "log" / "data_source.py", ROOT / "protocol" / "ticks.py",
@@ -136,8 +141,64 @@ def loaded_by(statement: str) -> set[str]:
     ],
 )
 def test_importing_loads_neither_spark_nor_arrow(statement: str) -> None:
-    heavy = {"pyspark", "py4j", "pyarrow", "numpy", "pandas", "pytest", *CLIENTS}
+    heavy = {"pyspark", "py4j", "pyarrow", "numpy", "pandas", "pytest", *OPTIONAL}
     assert loaded_by(statement).isdisjoint(heavy)
+
+
+def test_only_the_page_imports_packages_of_an_extra_before_they_are_needed() -> None:
+    for path in ALL:
+        if not path.is_relative_to(ROOT / "page"):
+            found = {name.partition(".")[0] for name in imports(path, whole=False)} & OPTIONAL
+            assert not found, f"{path} imports {found}"
+
+
+def test_extras_install_the_modules_that_they_are_said_to_install() -> None:
+    project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())["project"]
+    core = {_package(line) for line in project["dependencies"]}
+    assert core == {"pyspark", "pyarrow", "numpy", "click"}
+    extras = project["optional-dependencies"]
+    assert set(extras) == {*EXTRAS, "demo"}
+    for extra, modules in EXTRAS.items():
+        assert _packages(extra, extras) == set(modules)
+
+
+def _packages(extra: str, extras: dict[str, list[str]]) -> set[str]:
+    """The modules of an extra and of the extras that it names."""
+    found = set()
+    for line in extras[extra]:
+        inner = re.match(r"onceflow\[(.*)\]", line)
+        found |= (
+            {p for e in inner[1].split(",") for p in _packages(e, extras)}
+            if inner
+            else {_package(line)}
+        )
+    return found
+
+
+def _package(line: str) -> str:
+    return re.split(r"[\[<>=]", line)[0].replace("-", "_")
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_a_missing_extra_is_named_with_the_command_that_installs_it(
+    extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require(extra, "this")
+    monkeypatch.setitem(sys.modules, EXTRAS[extra][0], None)
+    with pytest.raises(SetupError, match=EXTRAS[extra][0]) as refused:
+        require(extra, "this")
+    assert refused.value.hint == f"pip install 'onceflow[{extra}]'"
+
+
+def test_the_page_is_refused_without_its_extra(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['uvicorn'] = None; from onceflow.cli import main; main()"
+    ran = subprocess.run(
+        [sys.executable, "-c", code, "serve"],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert ran.returncode == 4
+    assert "the page needs uvicorn" in ran.stderr
+    assert "pip install 'onceflow[page]'" in ran.stderr
 
 
 def test_the_contract_of_sinks_is_imported_when_asked_for_and_says_that_it_needs_pytest() -> None:

@@ -53,7 +53,7 @@ def test_without_the_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(SetupError, match="psycopg") as refused:
         Postgres(table="orders")
-    assert refused.value.hint == "pip install onceflow[postgres]"
+    assert refused.value.hint == "pip install 'onceflow[postgres]'"
 
 
 @pytest.mark.parametrize("name", ["", "1st", "_onceflow_ledger", 'a"b', "x" * 64])

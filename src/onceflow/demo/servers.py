@@ -6,15 +6,12 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
+from onceflow.contract.extras import require
 from onceflow.demo.folder import SERVERS
-from onceflow.errors import SetupError
 from onceflow.spark import jars
 from onceflow.testing.servers import Kafka, Postgres
-
-_CLIENTS = {"confluent_kafka": "kafka", "psycopg": "postgres"}  # module -> extra of onceflow
 
 
 @contextlib.contextmanager
@@ -51,9 +48,5 @@ def _removed(place: Path) -> Iterator[None]:
 
 
 def refuse_missing_clients() -> None:
-    for module, extra in _CLIENTS.items():
-        if find_spec(module) is None:
-            raise SetupError(
-                f"--kafka needs {module}, which is missing",
-                hint=f"pip install 'onceflow[{extra}]', or play without servers: onceflow demo",
-            )
+    for extra in ("kafka", "postgres"):
+        require(extra, "onceflow demo --kafka")

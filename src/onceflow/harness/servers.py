@@ -10,14 +10,12 @@ import contextlib
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
-from onceflow.errors import SetupError
+from onceflow.contract.extras import require
 from onceflow.testing.servers import Kafka, Postgres, Proxy, commit, end_txn
 
 TRANSACTION_TIMEOUT = 6.0  # seconds, of the Kafka sinks in the matrix
-_CLIENTS = {"kafka": "confluent_kafka", "postgres": "psycopg"}
 _VARIABLES = {"kafka": "ONCEFLOW_KAFKA", "postgres": "ONCEFLOW_POSTGRES"}
 # A transaction that has timed out is ended soon after.
 _BROKER = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000"}
@@ -35,10 +33,7 @@ class Servers:
     def __init__(self, folder: Path, kinds: Iterable[str], *, brokers: int = 1) -> None:
         wanted = set(kinds)
         for kind in wanted:
-            if find_spec(_CLIENTS[kind]) is None:
-                raise SetupError(
-                    f"{_CLIENTS[kind]} is missing", hint=f"pip install onceflow[{kind}]"
-                )
+            require(kind, f"a run with {kind}")
         self.brokers = brokers
         self.kafka: Kafka | None = None
         self.postgres: Postgres | None = None

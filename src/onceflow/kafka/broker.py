@@ -18,7 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from onceflow.errors import JobError, OnceflowError, ServerSilent, SetupError
+from onceflow.contract.extras import require
+from onceflow.errors import JobError, OnceflowError, ServerSilent
 
 _DEADLINE = 10.0  # seconds for one question
 
@@ -168,12 +169,9 @@ class Broker:
             consumer.close()  # at once: it may not be called back when it is half gone
 
     def _consumer(self, group: str, **more: Any) -> Any:
-        try:
-            from confluent_kafka import Consumer, KafkaException
-        except ImportError:
-            raise SetupError(
-                "the Kafka client of Python is missing", hint="pip install 'onceflow[kafka]'"
-            ) from None
+        require("kafka", "the Kafka client")
+        from confluent_kafka import Consumer, KafkaException
+
         ours = {"group.id": group, "isolation.level": self._isolation, "enable.auto.commit": False}
         try:
             return Consumer({**self._config(), **ours, **more})

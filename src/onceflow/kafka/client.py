@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from onceflow.contract.extras import require
 from onceflow.errors import (
     JobError,
     OnceflowError,
@@ -71,13 +72,10 @@ def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def confluent() -> Any:
-    try:
-        import confluent_kafka
-        import confluent_kafka.admin
-    except ImportError as error:
-        raise SetupError(
-            "the Kafka sink needs confluent-kafka", hint="pip install onceflow[kafka]"
-        ) from error
+    require("kafka", "the Kafka client")
+    import confluent_kafka
+    import confluent_kafka.admin
+
     return confluent_kafka
 
 

@@ -3,3 +3,7 @@
 Lives here: views, API, metrics, access. May not live here: anything that a job needs to run. Start
 reading in `app.py`, then `watch.py`.
 """
+
+from onceflow.contract.extras import require
+
+require("page", "the page")

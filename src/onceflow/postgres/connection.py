@@ -9,12 +9,12 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from onceflow.contract.extras import require
 from onceflow.errors import (
     DiskFull,
     JobError,
     OnceflowError,
     PublishFailed,
-    SetupError,
     TargetAway,
     TargetBehind,
     TargetError,
@@ -185,12 +185,9 @@ class Server:
 
 
 def client() -> Any:
-    try:
-        import psycopg
-    except ImportError as error:
-        raise SetupError(
-            "PostgreSQL needs the package psycopg", hint="pip install onceflow[postgres]"
-        ) from error
+    require("postgres", "the PostgreSQL client")
+    import psycopg
+
     return psycopg
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from onceflow.contract.extras import require
 from onceflow.errors import SetupError
 from onceflow.spark import jars
 from onceflow.testing.servers.process import (
@@ -227,10 +228,9 @@ def _format(commands: list[list[str]]) -> None:
 
 
 def _client() -> Any:
-    try:
-        import confluent_kafka.admin
-    except ImportError:
-        raise SetupError("confluent-kafka is missing", hint="pip install onceflow[kafka]") from None
+    require("kafka", "the Kafka client")
+    import confluent_kafka.admin
+
     return confluent_kafka.admin
 
 

