@@ -10,7 +10,7 @@ import pytest
 import test_kafka_contract
 import test_postgres_contract
 
-from onceflow.harness import mutants
+import mutants
 from onceflow.testing import SinkContract
 from onceflow.testing.servers import Kafka, Postgres
 
@@ -21,12 +21,9 @@ STORIES = {
 
 
 @pytest.fixture
-def _mutant(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("ONCEFLOW_MUTANT", "ledger-compared-by-number-only")
-    mutants.install_from_environment()
-    yield
-    monkeypatch.delenv("ONCEFLOW_MUTANT")
-    mutants.install_from_environment()
+def _mutant() -> Iterator[None]:
+    with mutants.installed("ledger-compared-by-number-only"):
+        yield
 
 
 @pytest.fixture(params=["kafka", "postgres"])

@@ -1,10 +1,11 @@
-"""The few faults that reveal each wrong protocol of `onceflow.harness.mutants`."""
+"""The few faults that reveal each wrong protocol of `mutants.py`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from mutants import environment
 from onceflow.harness.runner import Settings
 
 
@@ -24,7 +25,7 @@ class Bait:
         return Settings(
             folder=folder, seed=self.seed, faults=self.faults, kinds=(self.kind,),
             points=(self.point,) if self.point else (), cases=((self.job, self.sinks),),
-            mutant=mutant,
+            environment=environment(mutant),
         )  # fmt: skip
 
     def caught(self, kinds: set[str]) -> bool:

@@ -12,16 +12,18 @@ from typing import Any
 
 import pytest
 
+from mutants import environment
+
 pytestmark = pytest.mark.slow  # minutes, with five Sparks at once
 
 ROOT = Path(__file__).parents[2]
 
 
-def verify(*options: str, **environment: str) -> tuple[int, dict[str, Any]]:
+def verify(*options: str, **variables: str) -> tuple[int, dict[str, Any]]:
     """Exit code and verdict."""
     done = subprocess.run(
         [sys.executable, "-m", "examples.ads", "verify", *options, "--json"],
-        cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=False,
+        cwd=ROOT, env={**os.environ, **variables}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     events = [json.loads(line) for line in done.stdout.splitlines()]
     verdict = next((event for event in events if event["event"] == "verdict"), {})
@@ -54,7 +56,7 @@ def test_it_bites() -> None:
     """The aggregation publishes an epoch twice: its events and panes are there twice."""
     code, verdict = verify(
         "--faults", "1", "--fault", "raise-point", "--at", "epoch.output-published",
-        ONCEFLOW_MUTANT="skip-the-ledger",
+        **environment("skip-the-ledger"),
     )  # fmt: skip
     assert code == 1
     assert "duplicated" in {violation["kind"] for violation in verdict["violations"]}

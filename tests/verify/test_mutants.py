@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from baits import BAITS, ELSEWHERE, SERVER_BAITS
 
+from mutants import MUTANTS
 from onceflow.harness.drivers import Drivers
-from onceflow.harness.mutants import MUTANTS
 from onceflow.harness.runner import Runner
 
 

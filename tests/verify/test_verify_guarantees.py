@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mutants import environment
 from onceflow.harness.result import Result
 from onceflow.harness.runner import Runner, Settings
 
@@ -13,7 +14,8 @@ from onceflow.harness.runner import Runner, Settings
 def run(folder: Path, guarantee: str, point: str, mutant: str = "") -> Result:
     settings = Settings(
         folder=folder, seed=1, faults=2, kinds=("raise-point",), points=(point,),
-        cases=(("echo", "files"), ("echo", "sqlite")), guarantee=guarantee, mutant=mutant,
+        cases=(("echo", "files"), ("echo", "sqlite")), guarantee=guarantee,
+        environment=environment(mutant) if mutant else {},
     )  # fmt: skip
     result = Runner(settings, lambda _: None).run()
     print(*result.faults, *result.violations, *result.unknown, sep="\n")

@@ -70,7 +70,6 @@ def command(
     settings = Settings(
         folder, seed, faults, kinds, points,
         command=_again(seed=seed, faults=faults, fault=kinds, at=points),
-        mutant=os.environ.get("ONCEFLOW_MUTANT", ""),
     )  # fmt: skip
     shown = screen(WORDS, as_json=as_json)
     with shown_on(shown):

@@ -59,7 +59,6 @@ class Settings:
     kinds: tuple[str, ...] = ()  # all, if none is named
     points: tuple[str, ...] = ()
     command: str = ""  # that replays it
-    mutant: str = ""  # a wrong protocol, for our tests
 
 
 class _OverError(Exception):
@@ -108,7 +107,7 @@ class Trial:
         self._services = stack.enter_context(Services(self.places, folder / "services.log"))
         self._drivers = Drivers(folder, "local[2,4]", _PATIENT, job=JOBS)
         stack.callback(self._drivers.close)
-        environment = {"ADS_ORDERS": self._services.url, "ONCEFLOW_MUTANT": settings.mutant}
+        environment = {"ADS_ORDERS": self._services.url}
         self._plays = [
             Play(case, self._drivers, began=self._began, tell=self._tender(number), pause=PAUSE)
             for number, case in enumerate(cases(self.places, self._lines, environment))

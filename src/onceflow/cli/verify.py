@@ -192,7 +192,6 @@ def _settings(  # noqa: PLR0917 - one parameter for each option
         job=job,
         recorded=recorded,
         guarantee=guarantee or "",
-        mutant=os.environ.get("ONCEFLOW_MUTANT", ""),
         brokers=brokers or (3 if faults >= _LONG else 1),
     )
 

@@ -14,6 +14,7 @@ What happens goes to the pipe `--events`: what `onceflow run` tells, and how eac
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import queue
@@ -25,7 +26,7 @@ from typing import Any
 
 from onceflow import faults
 from onceflow.errors import JobError
-from onceflow.harness import mutants
+from onceflow.harness.within import within
 from onceflow.jobs.flow import Flow
 from onceflow.jobs.job import load
 from onceflow.log.embedded import EmbeddedLog
@@ -72,17 +73,28 @@ def _has_ended(child: int) -> bool:
 
 
 def _live(order: Order, master: str, tell: Teller, stop: Stop) -> int:
-    os.environ.update(order["environment"])
     os.chdir(order["folder"])
-    faults.disarm()
-    faults.arm_from_environment()
-    mutants.install_from_environment()
     asked = argparse.Namespace(
         job=order["job"], home="home", master=master, every=order.get("every"),
         once=order.get("once", False), take_over=order["take_over"], fork=order.get("fork"),
     )  # fmt: skip
     stop.clear()
-    return live(asked, tell, stop)
+    with _environment(order["environment"]), within():
+        faults.disarm()
+        faults.arm_from_environment()
+        return live(asked, tell, stop)
+
+
+@contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Nothing of it is left for the next life."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _declare(order: Order, spark: Any, tell: Teller) -> None:

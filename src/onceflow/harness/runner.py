@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,8 @@ class Settings:
     job: str | None = None  # JOB.py[:name], instead of the built-in ones
     recorded: str | None = None  # a log with its input
     guarantee: str = ""  # of the outputs of the built-in jobs
-    mutant: str = ""  # a wrong protocol, for our tests
     brokers: int = 1  # of the Kafka that is started here
+    environment: dict[str, str] = field(default_factory=dict)  # of the drivers, by a test
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class Runner:
             topic = {"topic": f"{place}-in", "servers": servers.kafka.servers}
         source = BuiltIn(self.settings.seed * 1000 + number, topic=topic)
         environment = {
-            "ONCEFLOW_VERIFY_SINKS": sinks, "ONCEFLOW_MUTANT": self.settings.mutant,
+            **self.settings.environment, "ONCEFLOW_VERIFY_SINKS": sinks,
             "ONCEFLOW_VERIFY_GUARANTEE": self.settings.guarantee, "ONCEFLOW_VERIFY_PLACE": place,
         }  # fmt: skip
         case = Case(

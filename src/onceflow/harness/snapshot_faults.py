@@ -28,11 +28,11 @@ _ENDS_WITHIN = 120.0  # seconds, for a command, and for one life of a fork
 # The command line as it is, in which a fault can be armed.
 _ONCEFLOW = """
 from onceflow import faults
-from onceflow.harness import mutants
-faults.arm_from_environment()
-mutants.install_from_environment()
 from onceflow.cli import main
-main()
+from onceflow.harness.within import within
+faults.arm_from_environment()
+with within():
+    main()
 """
 # Why a command may refuse, and nothing is wrong.
 _REFUSALS = (

@@ -1,29 +1,44 @@
-"""Wrong protocols, to see that `onceflow verify` notices. For our tests only.
+"""Wrong protocols, to see that `onceflow verify` and the contract of sinks notice. Each takes one
+sentence of the protocol away.
 
-`ONCEFLOW_MUTANT=name` installs one in the drivers of `onceflow verify`; nothing else reads it. Each
-takes one sentence of the protocol away.
+`environment(name)`, in the environment of a driver or a command of `onceflow verify`, installs
+the mutant of that name for as long as it lives.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 MUTANTS: dict[str, Callable[[], None]] = {}
 
-
 _replaced: list[tuple[Any, str, Any]] = []
 
 
-def install_from_environment() -> None:
-    """The mutant that is asked for, or none, instead of what was installed before."""
-    while _replaced:
-        setattr(*_replaced.pop())
-    name = os.environ.get("ONCEFLOW_MUTANT", "")
-    if name:
-        MUTANTS[name]()
+def environment(mutant: str) -> dict[str, str]:
+    """What processes of `onceflow verify` need to run a wrong protocol."""
+    return {"ONCEFLOW_VERIFY_WITHIN": f"{__file__}:asked_for", "ONCEFLOW_MUTANT": mutant}
+
+
+@contextmanager
+def asked_for() -> Iterator[None]:
+    """The mutant that the environment names, or none."""
+    name = os.environ.get("ONCEFLOW_MUTANT")
+    with installed(name) if name else nullcontext():
+        yield
+
+
+@contextmanager
+def installed(mutant: str) -> Iterator[None]:
+    MUTANTS[mutant]()
+    try:
+        yield
+    finally:
+        while _replaced:
+            setattr(*_replaced.pop())
 
 
 def _mutant(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
