@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import re
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from alive import Alive
-from visited import TOKEN, ask, post, raw, refusals, served
+from visited import SECONDS, TOKEN, ask, patiently, post, raw, refusals, served
 
 from onceflow.errors import JobError
+from onceflow.page import guard
 from onceflow.page.access import Access, new_token, token_in
 from onceflow.page.guard import CSP
 from onceflow.page.server import Page
@@ -356,3 +359,82 @@ def test_a_token_of_a_file(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="no token can be read"):
         token_in(str(tmp_path / "none"))
     assert new_token() != new_token()
+
+
+# ---------------------------------------------------------------- connections, framing
+
+
+@contextmanager
+def half_open(page: Page, count: int, sent: bytes) -> Iterator[list[socket.socket]]:
+    """Connections on which no whole request comes."""
+    with ExitStack() as lines:
+        opened = []
+        for _ in range(count):
+            line = lines.enter_context(socket.create_connection(("127.0.0.1", page.port)))
+            line.sendall(sent)
+            opened.append(line)
+        yield opened
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: loc"])
+def test_connections_without_a_request_do_not_take_the_place_of_a_viewer(
+    page: Page, sent: bytes
+) -> None:
+    with half_open(page, 310, sent):
+        assert ask(page, "/").status == 200
+
+
+def test_the_oldest_of_too_many_connections_without_a_request_is_closed(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onceflow.page.server._MOST_WAITING", 3)
+    with half_open(page, 5, b"") as lines:
+        assert [_ended(line) for line in lines[:2]] == [True, True]
+        lines[2].sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert lines[2].recv(12) == b"HTTP/1.1 200"
+
+
+def _ended(line: socket.socket) -> bool:
+    line.settimeout(SECONDS)
+    try:
+        return line.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_too_many_requests_at_once_are_refused_and_later_ones_are_answered(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "MOST_REQUESTS", 1)
+    with half_open(page, 1, b"GET /live/jobs HTTP/1.1\r\nHost: localhost\r\n\r\n") as (line,):
+        line.settimeout(SECONDS)
+        assert line.recv(12) == b"HTTP/1.1 200"
+        assert ask(page, "/api/jobs").status == 503
+    patiently(lambda: ask(page, "/api/jobs").status == 200)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding:\r\n chunked\r\n",
+        b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding : chunked\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 5, 6\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: +5\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: -5\r\n",
+    ],
+)
+def test_a_request_whose_length_is_not_clear_is_refused_and_nothing_after_it_is_read(
+    page: Page, head: bytes
+) -> None:
+    hidden = b"0\r\n\r\nGET /api/jobs HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    said = raw(page, head + b"Host: localhost\r\n\r\n" + hidden)
+    assert said.startswith(b"HTTP/1.1 400")
+    assert said.count(b"HTTP/1.1 ") == 1
+    assert b"shop" not in said

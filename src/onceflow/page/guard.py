@@ -5,8 +5,12 @@
 2. **Cross-site**: whatever is not a GET or HEAD must come from a page of ours, if a browser sends
    it. There is no CORS, so no other site reads an answer; what asks targets is not even asked for
    another site, unless a person follows a link.
-3. **Sizes**: of the address, of the headers (the server's own limit), of the body.
-4. **Headers** of every answer: nothing but our own scripts and styles, no frame around us.
+3. **Framing**: a request with `Transfer-Encoding` must be HTTP/1.1 and have no `Content-Length`.
+   A proxy in front may read such a request in another way, and take a part of its body for the
+   next request. Other bad framing (two lengths, an unknown encoding) is refused by h11.
+4. **Sizes**: of the address, of the headers (the server's own limit), of the body; and the number
+   of requests that are answered at the same time.
+5. **Headers** of every answer: nothing but our own scripts and styles, no frame around us.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ _log = logging.getLogger(__name__)
 LARGEST_BODY = 64 * 1024
 LARGEST_HEAD = 16 * 1024
 LONGEST_URL = 2048
+MOST_REQUESTS = 300  # that are answered at the same time, live views among them
 _BODY_SECONDS = 10.0
 READING = {"GET", "HEAD"}
 _ASKS = re.compile(r"(/api)?/jobs/[^/]*/(ledgers|plan)")  # the targets of a job
@@ -120,6 +125,7 @@ class Guard:
     ) -> None:
         self._app, self._hosts = app, hosts
         self._refused, self._failed = refused, failed
+        self._active = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -137,6 +143,7 @@ class Guard:
                     headers.setdefault(name, value)
             await send(message)
 
+        self._active += 1
         try:
             await self._answer(scope, receive, send_guarded)
         except Exception as error:  # the edge
@@ -144,6 +151,8 @@ class Guard:
             if not started:
                 response = await self._words(Request(scope), error)
                 await response(scope, receive, send_guarded)
+        finally:
+            self._active -= 1
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         found: Refusal | bytes | None = self._refuse(scope)
@@ -165,6 +174,12 @@ class Guard:
 
     def _refuse(self, scope: Scope) -> Refusal | None:
         headers = Headers(scope=scope)
+        if self._active > MOST_REQUESTS:
+            return Refusal(503, "the page answers too many requests already", "try again soon")
+        if "transfer-encoding" in headers and (
+            "content-length" in headers or scope["http_version"] != "1.1"
+        ):
+            return Refusal(400, "the length of that request is not clear")
         length = len(scope["raw_path"]) + len(scope["query_string"])
         if length > LONGEST_URL:
             return Refusal(414, "that address is too long")

@@ -202,7 +202,7 @@ _FAILURES = {
     "421": "the page does not answer under that host",
     "431": "the head is too large",
     "500": "a file is damaged",
-    "503": "a target is away, or does not answer in time",
+    "503": "a target is away or does not answer in time, or the page answers too many requests",
 }
 _OF_TARGETS = {
     "403": "a browser asks for another site",

@@ -12,7 +12,9 @@ import os
 import socket
 import threading
 from collections.abc import Iterable
+from functools import partial
 from types import TracebackType
+from typing import Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -21,19 +23,28 @@ from onceflow.errors import SetupError
 from onceflow.page.access import new_token
 from onceflow.page.app import create
 from onceflow.page.guard import LARGEST_HEAD
-from onceflow.page.sse import MOST_VIEWERS, Live
+from onceflow.page.sse import Live
 
 DEFAULT_PORT = 8765
-_HEAD_SECONDS = 10.0  # in which the head of a request must have come
+_HEAD_SECONDS = 5.0  # in which the head of a request must have come
+_MOST_WAITING = 200  # connections that wait for the head of a request
 _UNREAD = 256 * 1024  # bytes that wait in the system for one who reads slowly
 _UNREAD_MS = 20_000  # a connection whose other end reads nothing for so long ends
 _START_SECONDS = 20.0
 
 
 class _Protocol(H11Protocol):
-    """A connection on which a request does not come soon, or not whole, is ended."""
+    """A connection. It waits a few seconds for the head of a request; `waiting` holds the
+    connections that wait, oldest first, and the oldest one is closed when there are too many.
+
+    Connections without a request therefore take nothing from those who look at the page: the
+    limit of requests is the guard's (`guard.MOST_REQUESTS`)."""
 
     _timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, *arguments: Any, waiting: dict[_Protocol, None], **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._waiting = waiting
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -41,6 +52,10 @@ class _Protocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        self._wait()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -52,11 +67,19 @@ class _Protocol(H11Protocol):
             self._stop_waiting()
         elif self._timer is None:
             self._timer = self.loop.call_later(_HEAD_SECONDS, self.transport.abort)
+            self._waiting[self] = None
+            if len(self._waiting) > _MOST_WAITING:
+                next(iter(self._waiting)).give_up()
 
     def _stop_waiting(self) -> None:
+        self._waiting.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def give_up(self) -> None:
+        self._stop_waiting()
+        self.transport.abort()
 
 
 class _Server(uvicorn.Server):
@@ -97,7 +120,7 @@ class Page:
         self.app = app
         config = uvicorn.Config(
             app,
-            http=_Protocol,
+            http=cast(Any, partial(_Protocol, waiting={})),
             ws="none",
             lifespan="on",
             loop="asyncio",
@@ -107,7 +130,6 @@ class Page:
             proxy_headers=False,
             server_header=False,
             h11_max_incomplete_event_size=LARGEST_HEAD,
-            limit_concurrency=MOST_VIEWERS + 100,
             timeout_keep_alive=5,
             timeout_graceful_shutdown=3,
         )
