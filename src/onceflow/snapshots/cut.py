@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onceflow.contract.staged_files import harden
 from onceflow.errors import CheckpointRefused, DiskFull, JobError, OnceflowError
 from onceflow.faults.points import reach
 from onceflow.protocol.epoch_log import Decision
@@ -17,7 +18,7 @@ from onceflow.protocol.lineage import Origin
 from onceflow.snapshots.checkpoint_view import ReadCheckpoint
 from onceflow.spark.checkpoint import parse_offsets
 from onceflow.spark.file_source_log import batches_in, is_file_offset
-from onceflow.store.posix import fsync_dir, fsync_file, make_dirs
+from onceflow.store.posix import make_dirs
 
 Hashes = dict[tuple[int, int, int], str]  # of files, by what tells one from another
 _OTHER = "take another savepoint"
@@ -76,6 +77,20 @@ def published(query: Query) -> list[Decision]:
 
 def take(cut: Cut, folder: Path, known: Hashes) -> dict[str, Any]:
     """Take the files of a cut. `FileNotFoundError`, `CheckpointRefused`: some were gone before."""
+    place_files(cut, folder)
+    held = {
+        "epoch": cut.decision.epoch,
+        "files": _listed(cut, folder, known),
+        "sources": cut.sources,
+        "decisions": [decision.to_json() for decision in cut.decisions],
+    }
+    refuse_incomplete(folder, held)
+    return held
+
+
+def place_files(cut: Cut, folder: Path) -> None:
+    """Link the files of a cut into a folder, or copy them where that is not possible. They are on
+    the disk when this returns, with the names of their folders."""
     make_dirs(folder)
     left = [name for name, path in cut.files.items() if not _linked(path, folder / name)]
     if left:
@@ -83,22 +98,13 @@ def take(cut: Cut, folder: Path, known: Hashes) -> dict[str, Any]:
     for name in left:
         shutil.copyfile(cut.files[name], folder / name)
     reach("savepoint.linked")
-    files = _listed(cut, folder, known)
-    for parent, _, _ in os.walk(folder):
-        fsync_dir(parent)
-    held = {
-        "epoch": cut.decision.epoch, "files": files, "sources": cut.sources,
-        "decisions": [decision.to_json() for decision in cut.decisions],
-    }  # fmt: skip
-    refuse_incomplete(folder, held)
-    return held
+    harden((folder / name for name in cut.files), folder, set())
 
 
 def _listed(cut: Cut, folder: Path, known: Hashes) -> list[dict[str, Any]]:
     found = []
     for name in cut.files:
         path = folder / name
-        fsync_file(path)
         digest = known.get(identity(path)) or sha256(path)
         found.append({"path": name, "bytes": path.stat().st_size, "sha256": digest})
     return found
@@ -162,11 +168,6 @@ def refuse_incomplete(root: Path, held: dict[str, Any]) -> None:
             "the manifest",
             hint=_OTHER,
         )
-
-
-def link_or_copy(path: Path, target: Path) -> None:
-    if not _linked(path, target):
-        shutil.copyfile(path, target)
 
 
 def sha256(path: Path) -> str:

@@ -34,12 +34,11 @@ from onceflow.protocol.home import JobFolder, Query, now
 from onceflow.protocol.lease import Lease
 from onceflow.protocol.lineage import CHOICES, Origin, Stood, refuse_foreign, standing
 from onceflow.protocol.retained_decisions import Past
-from onceflow.snapshots.cut import Cut, cut_of, link_or_copy
+from onceflow.snapshots.cut import Cut, cut_of, place_files
 from onceflow.snapshots.log_readers import refuse_reader_past
 from onceflow.snapshots.published_history import History
 from onceflow.spark.checkpoint import Checkpoint
 from onceflow.spark.file_source_log import SourceLog
-from onceflow.store.posix import make_dirs
 
 
 @dataclass(frozen=True)
@@ -430,11 +429,9 @@ def stood(choice: str, known: str, stands: tuple[str, int, str], cut: int) -> St
 
 
 def begin(made: Query, cut: Cut, facts: dict[str, Any]) -> None:
-    """The checkpoint of a query at that cut, and the first entry of its log. Copies it, so that
-    nothing that Spark does to it is seen elsewhere."""
-    make_dirs(made.folder)
-    for name, path in cut.files.items():
-        link_or_copy(path, made.folder / name)
+    """Make the checkpoint of a query at that cut, and the first entry of its log. All of it is on
+    the disk when this returns; files that never change are linked, all others are new."""
+    place_files(cut, made.folder)
     for name, lines in cut.sources.items():
         SourceLog(made.folder / "sources" / name).write_anew(lines)
     Checkpoint(made.folder).set_query_id(made.spark_id)

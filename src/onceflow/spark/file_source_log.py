@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.errors import CheckpointRefused, PlanChanged
-from onceflow.store.posix import replace_file
+from onceflow.store.posix import make_dirs, replace_file
 
 COMPACT_INTERVAL = "spark.sql.streaming.fileSource.log.compactInterval"
 
@@ -57,7 +57,7 @@ class SourceLog:
         wanted: dict[int, list[str]] = {}
         for line in lines:
             wanted.setdefault(_batch(line), []).append(line)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_dirs(self.folder)
         if wanted:
             self.restore(wanted, max(wanted), interval, lambda: None)
 
