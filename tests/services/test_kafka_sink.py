@@ -34,6 +34,7 @@ from topics import (
     message_rows,
     partitions,
     topic_exists,
+    topic_id,
     wait_for_markers,
 )
 
@@ -53,7 +54,7 @@ from onceflow.errors import (
     TargetError,
 )
 from onceflow.kafka.client import Cluster
-from onceflow.kafka.ledger import Record, transactional_id
+from onceflow.kafka.ledger import Published, Record, transactional_id
 from onceflow.kafka.slot import Part, Slot, _ShutOut
 from onceflow.sinks import Files, Kafka, open_target
 from onceflow.testing.processes import in_another_process, is_killed
@@ -309,6 +310,51 @@ def test_a_ledger_that_is_read_to_the_last_stable_offset_doubles_an_epoch(
     place.driver(2).open(decided)
     foreign.abort_transaction(30)
     assert place.ids() == sorted([*ids(0), *ids(1), *ids(1)])
+
+
+def test_a_job_killed_in_a_transaction_does_not_stop_another_job_on_the_same_topic(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both jobs write to partition 0 of the ledger; the transaction may stay open for minutes."""
+    monkeypatch.setattr("onceflow.kafka.ledger._LEFT_OPEN", 2.0)
+    other = "other/query/output"
+    last = Published(LINEAGE, 0, "decision", slots=1)
+    record = Record(1, "token 1", topic_id(place.servers, place.topic), number=1, last=last)
+
+    driver = place.driver(1).open()
+    driver.run(0, rows(0))
+    killed = place.producer(
+        transactional_id(place.ledger, other, 0), **{"transaction.timeout.ms": 900_000}
+    )
+    killed.begin_transaction()
+    killed.produce(place.topic, b'{"id": -1}')
+    killed.produce(place.ledger, record.dump(), other.encode(), partition=0)
+    killed.flush(30)
+    decided = driver.run(1, rows(1))
+
+    successor = place.driver(2, timeout=20)
+    assert successor.fence().position == decided.position
+    assert successor.recover(decided) is Outcome.ALREADY_PUBLISHED
+    successor.run(2, rows(2))
+    with pytest.raises(KafkaException):
+        killed.commit_transaction(30)
+    assert place.ids() == ids(0, 1, 2)
+
+
+def test_a_driver_whose_transaction_another_job_ended_publishes_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was paused between its ledger record and its commit for so long that it seemed dead."""
+    monkeypatch.setattr("onceflow.kafka.ledger._LEFT_OPEN", 1.0)
+    paused = place.driver(1)
+    paused.output, paused.home = "other/query/output", place.home / "other"
+    paused.open()
+    running = place.driver(1)
+    running.open().run(0, rows(0))
+
+    faults.arm("kafka.written", lambda _: place.driver(2).open().run(1, rows(1)))
+    paused.run(0, rows(5))
+    assert place.ids() == ids(0, 1, 5)
 
 
 # ---------------------------------------------------------------- bad days of a broker

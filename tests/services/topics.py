@@ -44,6 +44,11 @@ def partitions(servers: str, topic: str) -> int:
     return len(said.partitions)
 
 
+def topic_id(servers: str, topic: str) -> str:
+    said = admin(servers).describe_topics(TopicCollection([topic]))[topic].result(30)
+    return str(said.topic_id)
+
+
 def ends(servers: str, topic: str, *, stable: bool) -> dict[int, int]:
     """Where each partition ends: for everybody, or for those who read committed."""
     level = IsolationLevel.READ_COMMITTED if stable else IsolationLevel.READ_UNCOMMITTED

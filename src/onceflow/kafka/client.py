@@ -108,6 +108,22 @@ class Cluster:
     def producer(self, **settings: Any) -> Any:
         return self._make("Producer", {**_PRODUCER, **self.client(**settings)})
 
+    def transactional_producer(self, id: str, **settings: Any) -> Any:
+        """A producer that has shut out all others with its id and ended what they left open.
+
+        Raises what the client raises.
+        """
+        kafka = confluent()
+        producer = self.producer(**{"transactional.id": id, **settings})
+        deadline = time.monotonic() + self.timeout
+        while True:
+            try:
+                producer.init_transactions(max(1.0, deadline - time.monotonic()))
+                return producer
+            except kafka.KafkaException as error:
+                if not error.args[0].retriable() or time.monotonic() > deadline:
+                    raise
+
     def consumer(self, **settings: Any) -> Any:
         own = {"group.id": "onceflow", "enable.auto.commit": False, "enable.partition.eof": True}
         return self._make("Consumer", self.client(**own, **settings))

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -32,7 +33,12 @@ from onceflow.contract.ledger import Ledger, Position, Publication
 from onceflow.errors import Damaged, PublishUnknown
 from onceflow.kafka.client import Cluster, confluent
 
+_logger = logging.getLogger(__name__)
+
 _NEAR = 1000  # offsets from the end: the last record of a job that runs is nearly always there
+# Seconds for which a transaction that has its ledger record may stay open. The record is the last
+# thing that it gets, so a driver that is alive commits within a fraction of this.
+_LEFT_OPEN = 10.0
 # Nothing expires; small segments, so that reading stays quick.
 LEDGER_TOPIC = {
     "cleanup.policy": "compact",
@@ -151,7 +157,8 @@ def read_records(
 
     Read up to where the partition ends *with* what is uncommitted: an open transaction of anybody
     would otherwise hide records of ours that lie behind its beginning. So this waits until it has
-    ended. With `patience` it waits so many seconds and then takes what can be seen.
+    ended, and ends it if another output of onceflow has left it open. With `patience` it waits so
+    many seconds and then takes what can be seen.
     """
     partitions = list(partitions)
     ends = cluster.ends(ledger, partitions, stable=False)
@@ -186,6 +193,7 @@ class _Reader:
         )
         self._cluster, self._ledger, self._key = cluster, ledger, output.encode()
         self._deadline = time.monotonic() + cluster.timeout
+        self._end_others_at = time.monotonic() + _LEFT_OPEN
 
     def read(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, Record]:
         kafka = confluent()
@@ -197,6 +205,9 @@ class _Reader:
         starts = [kafka.TopicPartition(self._ledger, p, a) for p, (a, _) in ranges.items()]
         self._consumer.assign(starts)
         while left and time.monotonic() < self._deadline:
+            if time.monotonic() >= self._end_others_at:
+                self._end_others_at = time.monotonic() + _LEFT_OPEN
+                _end_others(self._cluster, self._ledger, self._key, left)
             message = self._consumer.poll(0.1)
             if message is None:
                 continue
@@ -212,8 +223,8 @@ class _Reader:
                 left.discard(p)
         if left:
             raise PublishUnknown(
-                f"ledger {self._ledger}: an open transaction of somebody else hides what is behind "
-                f"it in partition {', '.join(map(str, sorted(left)))}, or the broker is away",
+                f"ledger {self._ledger}, partition {', '.join(map(str, sorted(left)))}: an open "
+                "transaction of another program hides what is behind it, or the broker is away",
                 hint="it ends by its transaction timeout; kafka-transactions.sh find-hanging and "
                 "abort end it at once. If nobody else writes there: brokers 4.3.0 and 4.3.1 may "
                 "lose the end of a transaction, see docs/kafka.md before you abort it",
@@ -222,3 +233,54 @@ class _Reader:
 
     def close(self) -> None:
         self._consumer.close()
+
+
+# ---------------------------------------------------------------- transactions of other outputs
+
+
+def _end_others(cluster: Cluster, ledger: str, ours: bytes, partitions: Iterable[int]) -> None:
+    """End the transactions that other outputs of onceflow left open in front of our records.
+
+    Slot k of every output writes to partition k, so the first record of an open transaction there
+    names its output and with it the transactional id. A driver of that output that is alive after
+    all takes its slot again, reads its ledger, and publishes again: see `slot.py`. A transaction
+    of any other program is left alone.
+    """
+    partitions = list(partitions)
+    stable = cluster.ends(ledger, partitions, stable=True)
+    ends = cluster.ends(ledger, partitions, stable=False)
+    for partition in partitions:
+        if stable[partition] >= ends[partition]:
+            continue
+        key = _output_at(cluster, ledger, partition, stable[partition])
+        if key in (None, ours):
+            continue
+        output = key.decode()
+        name = transactional_id(ledger, output, partition)
+        _logger.warning("%s, partition %d: ending what %s left open", ledger, partition, output)
+        try:
+            cluster.transactional_producer(name)
+        except confluent().KafkaException as error:  # its own driver may have been faster
+            _logger.warning("%s: %s", name, error.args[0].str())
+
+
+def _output_at(cluster: Cluster, ledger: str, partition: int, offset: int) -> bytes | None:
+    """The output whose record, committed or not, is at this offset; None if it is none of ours."""
+    kafka = confluent()
+    consumer = cluster.consumer(**{"isolation.level": "read_uncommitted", "fetch.wait.max.ms": 10})
+    try:
+        consumer.assign([kafka.TopicPartition(ledger, partition, offset)])
+        deadline = time.monotonic() + _LEFT_OPEN
+        while time.monotonic() < deadline:
+            message = consumer.poll(0.1)
+            if message is None:
+                continue
+            if message.error() is not None or message.offset() != offset:
+                return None
+            Record.load(message.value(), ledger)
+            return bytes(message.key())
+    except Damaged:  # not a record of a slot
+        pass
+    finally:
+        consumer.close()
+    return None

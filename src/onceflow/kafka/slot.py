@@ -184,27 +184,19 @@ class Slot:
         target, kafka = self._target, confluent()
         self.close()
         name = transactional_id(target.ledger, self._output, self.number)
-        seconds = target.transaction_timeout
-        producer = target.cluster.producer(
-            **{
-                "transactional.id": name,
-                "transaction.timeout.ms": int(seconds * 1000),
-                "message.max.bytes": max(1000, target.largest),
-            }
-        )
-        deadline = time.monotonic() + target.cluster.timeout
-        while True:
-            try:
-                producer.init_transactions(max(1.0, deadline - time.monotonic()))
-                break
-            except kafka.KafkaException as error:
-                said = error.args[0]
-                if said.code() == kafka.KafkaError._FENCED:
-                    raise _ShutOut(said.str()) from error
-                if not said.retriable() or time.monotonic() > deadline:
-                    doing = f"begin as {name}"
-                    raise target.cluster.explain(said, doing, id=name) from error
-        self._producer = producer
+        try:
+            self._producer = target.cluster.transactional_producer(
+                name,
+                **{
+                    "transaction.timeout.ms": int(target.transaction_timeout * 1000),
+                    "message.max.bytes": max(1000, target.largest),
+                },
+            )
+        except kafka.KafkaException as error:
+            said = error.args[0]
+            if said.code() == kafka.KafkaError._FENCED:
+                raise _ShutOut(said.str()) from error
+            raise target.cluster.explain(said, f"begin as {name}", id=name) from error
 
     def _read(self) -> Record | None:
         target, slot = self._target, self.number
