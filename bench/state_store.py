@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 from measure import progress
 
-from onceflow.state.compact import choose, compact
+from onceflow.state.compact import compact, plan_merges
 from onceflow.state.keys import GROUPS, places_of
 from onceflow.state.manifest import Manifest
 from onceflow.state.runs import RunWriter, StoreSchema
@@ -116,7 +116,7 @@ def epochs(folder: Path, manifest: Manifest, keys: int, number: int) -> Manifest
         run = writer.close(epoch)
         parts["write"].append(time.process_time() - start)
         start = time.process_time()
-        plan = choose(manifest, run, reader.groups)
+        plan = plan_merges(manifest, run, reader.groups)
         done = compact(reader, plan, folder / f"{epoch}-merged.arrow") if plan else []
         manifest = manifest.advanced(epoch, [run], done)
         parts["merge"].append(time.process_time() - start)

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from onceflow.state.keys import Places, places_of
-from onceflow.state.manifest import Manifest
-from onceflow.state.runs import Run, RunWriter, StoreSchema
+from onceflow.state.manifest import Manifest, Run
+from onceflow.state.runs import RunWriter, StoreSchema
 from onceflow.state.store import Reader
 
 Key = tuple[Any, ...]

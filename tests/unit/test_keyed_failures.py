@@ -11,9 +11,8 @@ import pyarrow as pa
 import pytest
 
 from onceflow.errors import JobError, ProcessFailed, ServerSilent
-from onceflow.state.process import KeyedProcess
-from onceflow.state.states import ListState, MapState, ReducingState, Timer, ValueState, span
-from onceflow.state.step import Time
+from onceflow.state.process import KeyedProcess, Time
+from onceflow.state.states import ListState, MapState, ReducingState, Timer, ValueState, parse_span
 from onceflow.testing import KeyedHarness
 
 ROWS = "user string, amount double, n long, at timestamp"
@@ -87,8 +86,10 @@ def test_a_step_that_does_not_fit_its_rows_is_refused() -> None:
 
 
 def test_spans_are_written_as_people_do() -> None:
-    assert span("1 hour 30 minutes") == span(timedelta(minutes=90)) == span("90min")
-    assert [span(t) for t in ("2 weeks", "7 days", "500ms", "1 us")] == [
+    assert (
+        parse_span("1 hour 30 minutes") == parse_span(timedelta(minutes=90)) == parse_span("90min")
+    )
+    assert [parse_span(t) for t in ("2 weeks", "7 days", "500ms", "1 us")] == [
         14 * 86_400_000_000, 7 * 86_400_000_000, 500_000, 1,
     ]  # fmt: skip
 

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 from onceflow.errors import ProcessFailed
-from onceflow.state.process import KeyedProcess
+from onceflow.state.process import KeyedProcess, Time
 from onceflow.state.states import ListState, MapState, ReducingState, Timer, ValueState
-from onceflow.state.step import Step, Time
-from onceflow.state.vectors import python_values
+from onceflow.state.step import Step
+from onceflow.state.vectors import to_python
 from onceflow.testing import KeyedHarness
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -235,10 +235,10 @@ def test_values_are_those_of_arrow() -> None:
         (pa.decimal128(20, 3), [Decimal("1.500"), None]),
     ]  # fmt: skip
     for kind, values in kinds:
-        assert python_values(pa.array(values, kind)) == values
-        assert python_values(pa.array([None, *values, None], kind).slice(1, len(values))) == values
+        assert to_python(pa.array(values, kind)) == values
+        assert to_python(pa.array([None, *values, None], kind).slice(1, len(values))) == values
     maps = [{"a": [1]}, None, {}, {"b": None}]
     kind = pa.map_(pa.string(), pa.list_(pa.int64()))
     array = pa.array([m if m is None else list(m.items()) for m in maps], kind)
-    assert python_values(array) == maps
-    assert python_values(array.slice(1)) == maps[1:]
+    assert to_python(array) == maps
+    assert to_python(array.slice(1)) == maps[1:]

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from onceflow.state.task import _distinct
+from onceflow.state.keys import unique_keys
 
 
 @pytest.mark.parametrize("far", [5, 3 * 2**61])
@@ -15,7 +15,7 @@ def test_keys_are_in_the_order_of_their_places_however_far_these_are_apart(far: 
     can say."""
     rows, timers = [-far, -far, 0, far], [-far, 0]
     keys = pa.table({"key": ["a", "a", "m", "z", "a", "m"]})
-    places, found, number = _distinct(np.array(rows + timers), keys)
+    places, found, number = unique_keys(np.array(rows + timers), keys)
     assert places.tolist() == [-far, 0, far]
     assert found["key"].to_pylist() == ["a", "m", "z"]
     assert number.tolist() == [0, 0, 1, 2, 0, 1]

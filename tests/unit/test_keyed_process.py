@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 import pytest
 
 from onceflow.errors import ProcessFailed
-from onceflow.state.process import KeyedProcess
+from onceflow.state.process import KeyedProcess, Time
 from onceflow.state.states import ListState, MapState, ReducingState, ValueState
-from onceflow.state.step import Step, Time
+from onceflow.state.step import Step
 from onceflow.testing import KeyedHarness
 
 ROWS = "user string, amount double, n long, cents decimal(10,2), name string"

@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 import pytest
 
 from onceflow.errors import JobError, ProcessFailed
-from onceflow.state.process import KeyedProcess
+from onceflow.state.process import KeyedProcess, Time
 from onceflow.state.states import ListState, MapState, Timer, ValueState
-from onceflow.state.step import Step, Time
-from onceflow.state.vectors import as_micros
+from onceflow.state.step import Step
+from onceflow.state.vectors import datetime_to_micros
 from onceflow.testing import KeyedHarness
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -83,7 +83,7 @@ def run(step: Step, rows: list[dict[str, Any]], watermark: datetime, state: Any 
     return step.run(keys, stored, table, index, Time(micros, micros, 0))
 
 
-def bound(process: KeyedProcess) -> Step:
+def bind_process(process: KeyedProcess) -> Step:
     return KeyedHarness(process, **TIMED).step
 
 
@@ -95,7 +95,7 @@ def test_a_timer_comes_after_the_rows_up_to_it_and_before_later_ones() -> None:
             return super().process(keys, rows)[0], None
 
     rows = [row("a", 50), row("a", 10), row("a", 30), row("a", 31), row("b", 1), row("d", 3)]
-    done = run(bound(Once()), rows, at(60), state)
+    done = run(bind_process(Once()), rows, at(60), state)
     assert said(done.out, "a") == [
         "row 00:10",
         "row 00:30",
@@ -112,7 +112,7 @@ def test_a_timer_comes_after_the_rows_up_to_it_and_before_later_ones() -> None:
 
 
 def test_a_timer_that_is_due_when_it_is_set_fires_in_the_same_epoch() -> None:
-    done = run(bound(Remind()), [row("a", 0), row("a", 10), row("b", 100)], at(60))
+    done = run(bind_process(Remind()), [row("a", 0), row("a", 10), row("b", 100)], at(60))
     assert said(done.out, "a") == ["row 00:00", "row 00:10", "timer 00:40"]
     assert done.state["remind"].to_pylist() == [None, at(130)]
 
@@ -123,11 +123,11 @@ def test_a_timer_that_is_set_again_fires_again_but_not_for_ever() -> None:
             out, _ = super().on_timer(keys)
             return out, {"remind": pc.add(keys["remind"], pa.scalar(self.after))}
 
-    done = run(bound(Every(timedelta(minutes=20))), [row("a", 0)], at(60))
+    done = run(bind_process(Every(timedelta(minutes=20))), [row("a", 0)], at(60))
     assert said(done.out, "a") == ["row 00:00", "timer 00:20", "timer 00:40", "timer 01:00"]
     assert done.state["remind"].to_pylist() == [at(80)]
     with pytest.raises(ProcessFailed, match="remind was set to a time that is due 1000 times"):
-        run(bound(Every(timedelta(milliseconds=1))), [row("a", 0), row("b", 0)], at(60))
+        run(bind_process(Every(timedelta(milliseconds=1))), [row("a", 0), row("b", 0)], at(60))
 
 
 def test_rows_between_timers_are_no_endless_loop() -> None:
@@ -141,7 +141,7 @@ def test_rows_between_timers_are_no_endless_loop() -> None:
             }
 
     rows = [row("a", minutes) for minutes in range(1100)]
-    done = run(bound(Every()), rows, at(1200), {"a": {"remind": at(0)}})
+    done = run(bind_process(Every()), rows, at(1200), {"a": {"remind": at(0)}})
     assert len(done.out) == 1201
 
 
@@ -159,7 +159,7 @@ def test_two_timers_of_a_key_fire_in_their_order_and_say_which_they_are() -> Non
             return out, None
 
     state = {"a": {"soon": at(1), "late": at(2)}, "b": {"soon": at(3), "late": at(3)}}
-    done = run(bound(Two()), [], at(60), state)
+    done = run(bind_process(Two()), [], at(60), state)
     assert sorted(map(tuple, (r.values() for r in done.out.to_pylist()))) == [
         ("a", False, True), ("a", True, False), ("b", True, True),
     ]  # fmt: skip
@@ -238,17 +238,17 @@ def test_writing_makes_it_last_longer_also_if_the_value_is_the_same() -> None:
 
 
 def test_a_row_never_misses_what_was_written_less_than_its_ttl_before() -> None:
-    done = run(bound(Seen()), [row("a", 0, 7)], at(0))
+    done = run(bind_process(Seen()), [row("a", 0, 7)], at(0))
     stored = {"a": done.state.to_pylist()[0]}
-    assert known(run(bound(Seen()), [row("a", 500, 0)], at(29), stored).out) == [7]
-    assert known(run(bound(Seen()), [row("a", 30, 0)], at(30), stored).out) == [None]
+    assert known(run(bind_process(Seen()), [row("a", 500, 0)], at(29), stored).out) == [7]
+    assert known(run(bind_process(Seen()), [row("a", 30, 0)], at(30), stored).out) == [None]
 
 
 def test_a_row_behind_the_watermark_sees_what_merging_runs_would_have_left() -> None:
-    step = bound(Seen())
+    step = bind_process(Seen())
     done = run(step, [row("a", 0, 7)], at(0))
     stored = {"a": done.state.to_pylist()[0]}
-    assert step.expired(done.state, Time(0, as_micros(at(500)), 2)).all()
+    assert step.expired(done.state, Time(0, datetime_to_micros(at(500)), 2)).all()
     assert known(run(step, [row("a", 29, 0)], at(500), stored).out) == [None]
 
 
@@ -292,7 +292,7 @@ def test_what_is_wholly_expired_can_be_dropped() -> None:
         clicks = ListState("struct<at: timestamp>", ttl="30 minutes", time="at")
         forever = ValueState("long")
 
-    step = bound(Mixed())
+    step = bind_process(Mixed())
     base = int(START.timestamp() * 1e6)
     values = pa.Table.from_pylist(
         [
@@ -316,7 +316,7 @@ def test_a_key_with_a_timer_is_not_expired() -> None:
         def on_timer(self, keys: pa.Table) -> None:
             return None
 
-    step = bound(Timed())
+    step = bind_process(Timed())
     values = pa.Table.from_pylist([{"ring": at(999)}], step.values)
     assert step.timers == {"ring": "event"}
     assert not step.expired(values, Time(0, 10**17, 0)).any()

@@ -10,9 +10,8 @@ import pyarrow as pa
 import pytest
 from stored import scanned, state_of, write_run
 
-from onceflow.state.compact import MOST, Merge, choose, compact
-from onceflow.state.manifest import Manifest, Merged
-from onceflow.state.runs import Run
+from onceflow.state.compact import MOST, Merge, compact, plan_merges
+from onceflow.state.manifest import Manifest, MergeResult, Run
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -32,19 +31,19 @@ def stacked(*sizes: int, groups: int = 1) -> Manifest:
 def test_the_newest_runs_that_do_not_grow_are_merged() -> None:
     everything = range(0, 1)
     new = run("new", [10])
-    assert choose(stacked(10, 10), new, everything) == []
-    [merge] = choose(stacked(10, 10, 10, 500), new, everything)
+    assert plan_merges(stacked(10, 10), new, everything) == []
+    [merge] = plan_merges(stacked(10, 10, 10, 500), new, everything)
     assert ([r.name for r in merge.inputs], merge.whole) == (["new", "r4", "r3", "r2"], False)
-    [merge] = choose(stacked(10, 10, 10, 40), new, everything)
+    [merge] = plan_merges(stacked(10, 10, 10, 40), new, everything)
     assert (len(merge.inputs), merge.whole) == (5, True)
-    assert choose(stacked(10, 10, 10), None, everything) == []
+    assert plan_merges(stacked(10, 10, 10), None, everything) == []
 
 
 def test_small_runs_are_merged_in_all_groups_at_once_and_end() -> None:
     manifest = stacked(10, 10, 10, groups=4)
     manifest = manifest.advanced(9, [Run("x", 10, 1, 1, 9, 2, (10,), {})])
     new = run("new", [10, 0, 10, 10])
-    merges = choose(manifest, new, range(0, 4))
+    merges = plan_merges(manifest, new, range(0, 4))
     assert [(m.groups, len(m.inputs), m.whole) for m in merges] == [
         (range(0, 1), 4, True), (range(1, 2), 3, True), (range(2, 3), 5, True),
         (range(3, 4), 4, True),
@@ -55,18 +54,18 @@ def test_above_the_budget_the_neediest_groups_come_first() -> None:
     manifest = stacked(10, 10, 10, groups=4)
     manifest = manifest.advanced(9, [Run("x", 10, 1, 1, 9, 2, (10,), {})])
     new = run("new", [10] * 4)
-    assert [m.groups for m in choose(manifest, new, range(0, 4), 49)] == [range(0, 1)]
-    assert [m.groups for m in choose(manifest, new, range(0, 4), 89)] == [range(2, 3)]
-    assert [m.groups for m in choose(manifest, new, range(0, 4), 92)] == [
+    assert [m.groups for m in plan_merges(manifest, new, range(0, 4), 49)] == [range(0, 1)]
+    assert [m.groups for m in plan_merges(manifest, new, range(0, 4), 89)] == [range(2, 3)]
+    assert [m.groups for m in plan_merges(manifest, new, range(0, 4), 92)] == [
         range(0, 1), range(2, 3),
     ]  # fmt: skip
-    assert [m.groups for m in choose(manifest, new, range(3, 4))] == [range(3, 4)]
+    assert [m.groups for m in plan_merges(manifest, new, range(3, 4))] == [range(3, 4)]
 
 
 def test_a_group_that_has_waited_long_is_merged_above_the_budget() -> None:
     new = run("new", [10, 10])
-    assert choose(stacked(*[10] * (MOST - 1), groups=2), new, range(0, 2), 5) == []
-    [merge] = choose(stacked(*[10] * MOST, groups=2), new, range(0, 2), 5)
+    assert plan_merges(stacked(*[10] * (MOST - 1), groups=2), new, range(0, 2), 5) == []
+    [merge] = plan_merges(stacked(*[10] * MOST, groups=2), new, range(0, 2), 5)
     assert merge.groups == range(0, 1)
 
 
@@ -76,12 +75,12 @@ def test_runs_of_a_group_and_writes_of_a_row_grow_as_the_logarithm(rows: int) ->
     for epoch in range(1, epochs + 1):
         new = run(f"n{epoch}", [rows // 4] * 4)
         done = []
-        for merge in choose(manifest, new, range(0, 4), 4 * rows):
+        for merge in plan_merges(manifest, new, range(0, 4), 4 * rows):
             counts = [sum(r.count(group) for r in merge.inputs) for group in merge.groups]
             written += sum(counts)
             into = Run(f"m{epoch}-{merge.groups.start}", sum(counts), 1, 1, epoch,
                        merge.groups.start, tuple(counts), {})  # fmt: skip
-            done.append(Merged(into, merge.groups, tuple(r.name for r in merge.inputs)))
+            done.append(MergeResult(into, merge.groups, tuple(r.name for r in merge.inputs)))
         manifest = manifest.advanced(epoch, [new], done)
         most = max(most, *(len(manifest.stack(group)) for group in range(4)))
     assert most <= MOST + math.log2(epochs)

@@ -12,7 +12,7 @@ from stored import looked_up, scanned, write_run
 
 from onceflow.contract.schema import arrow_schema, parse_schema
 from onceflow.state.compact import Merge, compact
-from onceflow.state.evolve import adapt, fits, fits_keys
+from onceflow.state.evolve import adapt, find_key_misfits, find_misfits
 from onceflow.state.manifest import Manifest
 from onceflow.state.runs import StoreSchema
 from onceflow.state.store import Reader
@@ -54,7 +54,7 @@ def test_what_fits_is_read_as_it_is_declared_now(
     old: str, new: str, before: list[Any], after: list[Any]
 ) -> None:
     one, two = columns(f"gone int, {old}"), columns(f"{new}, added array<string>")
-    assert fits(one, two) == []
+    assert find_misfits(one, two) == []
     table = pa.table({"gone": [9] * len(before), "a": before}, schema=one)
     read = adapt(table, two)
     read.validate(full=True)
@@ -89,16 +89,16 @@ def test_what_fits_is_read_as_it_is_declared_now(
     ],
 )
 def test_what_does_not_fit_is_named(old: str, new: str, reason: str) -> None:
-    [said] = fits(columns(old), columns(new))
+    [said] = find_misfits(columns(old), columns(new))
     assert said.startswith(reason)
 
 
 def test_keys_keep_their_columns_but_for_wider_whole_numbers() -> None:
-    assert fits_keys(columns("a int, b string"), columns("a long, b string")) == []
+    assert find_key_misfits(columns("a int, b string"), columns("a long, b string")) == []
     for other in ("b string, a int", "a int", "a int, b string, c int"):
-        [reason] = fits_keys(columns("a int, b string"), columns(other))
+        [reason] = find_key_misfits(columns("a int, b string"), columns(other))
         assert reason.startswith("the key was a, b, now it is ")
-    assert fits_keys(columns("a int, b float"), columns("a string, b double")) == [
+    assert find_key_misfits(columns("a int, b float"), columns("a string, b double")) == [
         "key column a was int32, now it is string",
         "key column b was float, now it is double",
     ]

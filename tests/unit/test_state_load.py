@@ -13,12 +13,10 @@ import pytest
 from stored import SCHEMA, looked_up, plain, scanned, state_of, write_run
 
 from onceflow.errors import BadInput, BadRows, JobError
-from onceflow.state import dump as dumping
+from onceflow.state import files, runs
 from onceflow.state import load as loading
-from onceflow.state import runs
-from onceflow.state.dump import dump
-from onceflow.state.files import check
-from onceflow.state.load import Loaded, load
+from onceflow.state.files import check_files, dump
+from onceflow.state.load import LoadResult, load
 from onceflow.state.manifest import Manifest
 from onceflow.state.runs import StoreSchema
 
@@ -27,7 +25,7 @@ UTC_TIME = pa.timestamp("us", "UTC")
 CLICK = pa.struct([("ad", pa.string()), ("at", UTC_TIME)])
 
 
-def loaded(source: Path, into: Path, schema: StoreSchema = SCHEMA, **more: Any) -> Loaded:
+def loaded(source: Path, into: Path, schema: StoreSchema = SCHEMA, **more: Any) -> LoadResult:
     settings = {"prefix": "new", "epoch": 7, "now": 1000, "scratch": into / "scratch", **more}
     found = load(source, into, schema, 8, **settings)
     assert not (into / "scratch").exists()
@@ -47,8 +45,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "_SCRATCH_ROWS", 10)
     monkeypatch.setattr(loading, "_READ_ROWS", 7)
     monkeypatch.setattr(loading, "_RUN_BYTES", 500)
-    monkeypatch.setattr(dumping, "_WRITE_ROWS", 9)
-    monkeypatch.setattr(dumping, "_FILE_BYTES", 500)
+    monkeypatch.setattr(files, "_WRITE_ROWS", 9)
+    monkeypatch.setattr(files, "_FILE_BYTES", 500)
 
 
 @pytest.mark.usefixtures("small")
@@ -197,7 +195,7 @@ def test_columns_that_do_not_fit_are_named_before_anything_is_written(
 ) -> None:
     folder = written(tmp_path / "in", **columns)
     with pytest.raises(JobError, match=says):
-        check(folder, SCHEMA)
+        check_files(folder, SCHEMA)
     with pytest.raises(JobError, match=says) as error:
         load(folder, tmp_path / "new", SCHEMA, 8, prefix="new", epoch=7, now=0, scratch=tmp_path)
     assert "the key user int64, and total int64, wake timestamp[us, tz=UTC]" in error.value.hint
@@ -206,18 +204,18 @@ def test_columns_that_do_not_fit_are_named_before_anything_is_written(
 
 def test_what_is_no_parquet_is_named(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="there is no "):
-        check(tmp_path / "nowhere", SCHEMA)
+        check_files(tmp_path / "nowhere", SCHEMA)
     (tmp_path / "in").mkdir()
     with pytest.raises(JobError, match="has no Parquet files"):
-        check(tmp_path / "in", SCHEMA)
+        check_files(tmp_path / "in", SCHEMA)
     (tmp_path / "in" / "a.parquet").write_bytes(b"PAR1 and so on")
     with pytest.raises(BadInput, match=r"a\.parquet is no Parquet file, or is damaged"):
-        check(tmp_path / "in", SCHEMA)
+        check_files(tmp_path / "in", SCHEMA)
     odd = written(tmp_path / "odd", user=[1], total=pa.array([1], pa.uint64()))
     with pytest.raises(
         JobError, match=r"column total of .* is uint64, for which Spark has no type"
     ):
-        check(odd, SCHEMA)
+        check_files(odd, SCHEMA)
     fine = {"user": [1], "wake": pa.array([1], pa.timestamp("ns", "UTC"))}
     with pytest.raises(BadInput, match="would lose data"):
         loaded(written(tmp_path / "fine", **fine), tmp_path / "new")

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from onceflow.errors import Damaged
-from onceflow.state.manifest import Manifest, Merged, unreachable
-from onceflow.state.runs import Run
+from onceflow.state.manifest import Manifest, MergeResult, Run, find_unreachable
 
 
 def run(name: str, counts: list[int], first: int = 0, born: int = 1) -> Run:
@@ -36,7 +35,9 @@ def test_a_merged_run_stands_where_its_inputs_stood() -> None:
     for epoch, name in enumerate("abcd", 1):
         manifest = manifest.advanced(epoch, [run(name, [1, 1, 1, 1])])
     new = run("m", [2, 2], 1)
-    after = manifest.advanced(5, [run("e", [1, 1, 1, 1])], [Merged(new, range(1, 3), ("c", "b"))])
+    after = manifest.advanced(
+        5, [run("e", [1, 1, 1, 1])], [MergeResult(new, range(1, 3), ("c", "b"))]
+    )
     assert names(after, 0) == ["e", "d", "c", "b", "a"]
     assert names(after, 1) == names(after, 2) == ["e", "d", "m", "a"]
     assert after.reachable() == set("abcdem")
@@ -45,9 +46,9 @@ def test_a_merged_run_stands_where_its_inputs_stood() -> None:
 
 def test_a_run_that_serves_no_group_is_not_needed() -> None:
     manifest = EMPTY.advanced(1, [run("a", [1, 1])]).advanced(2, [run("b", [1, 1])])
-    after = manifest.advanced(3, [], [Merged(run("m", [1, 1]), range(0, 2), ("b", "a"))])
+    after = manifest.advanced(3, [], [MergeResult(run("m", [1, 1]), range(0, 2), ("b", "a"))])
     assert after.reachable() == {"m"}
-    gone = after.advanced(4, [], [Merged(None, range(0, 2), ("m",))])
+    gone = after.advanced(4, [], [MergeResult(None, range(0, 2), ("m",))])
     assert gone.reachable() == set()
     assert gone.counts() == [0, 0, 0, 0]
 
@@ -56,7 +57,7 @@ def test_one_run_may_replace_other_runs_in_each_group() -> None:
     manifest = EMPTY.advanced(1, [run("a", [1, 1])]).advanced(2, [run("b", [0, 1])])
     manifest = manifest.advanced(3, [run("c", [1, 1])])
     new = run("m", [2, 2])
-    parts = [Merged(new, range(0, 1), ("c", "a")), Merged(new, range(1, 2), ("c", "b"))]
+    parts = [MergeResult(new, range(0, 1), ("c", "a")), MergeResult(new, range(1, 2), ("c", "b"))]
     after = manifest.advanced(4, [], parts)
     assert [names(after, 0), names(after, 1)] == [["m"], ["m", "a"]]
 
@@ -67,18 +68,18 @@ def test_merges_that_would_change_what_counts_are_refused() -> None:
         manifest = manifest.advanced(epoch, [run(name, [1, 1])])
     for inputs in [("c", "a"), ("c", "x")]:
         with pytest.raises(ValueError, match=r"group 0: .* do not follow each other in age"):
-            manifest.advanced(4, [], [Merged(run("m", [2]), range(0, 1), inputs)])
+            manifest.advanced(4, [], [MergeResult(run("m", [2]), range(0, 1), inputs)])
     new = run("m", [2, 1])
-    parts = [Merged(new, range(0, 1), ("b", "a")), Merged(new, range(1, 2), ("d",))]
+    parts = [MergeResult(new, range(0, 1), ("b", "a")), MergeResult(new, range(1, 2), ("d",))]
     with pytest.raises(ValueError, match="no age of m is right in all of its groups"):
         manifest.advanced(4, [run("d", [0, 1])], parts)
 
 
 def test_a_manifest_comes_back_from_disk(tmp_path: Path) -> None:
-    merged = Merged(run("m", [2], 1), range(1, 2), ("b", "a"))
+    merged = MergeResult(run("m", [2], 1), range(1, 2), ("b", "a"))
     manifest = EMPTY.advanced(1, [run("a", [1, 1])]).advanced(2, [run("b", [1, 1])])
     manifest = manifest.advanced(
-        3, [], [Merged.from_json(json.loads(json.dumps(merged.to_json())))]
+        3, [], [MergeResult.from_json(json.loads(json.dumps(merged.to_json())))]
     )
     crc = manifest.write(tmp_path, "3.json")
     assert Manifest.read(tmp_path / "3.json", crc) == manifest
@@ -107,5 +108,5 @@ def test_files_that_no_manifest_names_are_found(tmp_path: Path) -> None:
     (tmp_path / "3.json").touch()
     old = EMPTY.advanced(1, [run("a.arrow", [1])])
     new = EMPTY.advanced(2, [run("b.arrow", [1])])
-    assert unreachable(tmp_path, [old, new]) == [tmp_path / "left.arrow"]
-    assert unreachable(tmp_path, [new]) == [tmp_path / "a.arrow", tmp_path / "left.arrow"]
+    assert find_unreachable(tmp_path, [old, new]) == [tmp_path / "left.arrow"]
+    assert find_unreachable(tmp_path, [new]) == [tmp_path / "a.arrow", tmp_path / "left.arrow"]

@@ -17,9 +17,9 @@ from stored import Key, looked_up, placed, plain, scanned, write_run
 
 from onceflow.state import compact as compacting
 from onceflow.state import runs
-from onceflow.state.compact import choose, compact
+from onceflow.state.compact import compact, plan_merges
 from onceflow.state.keys import END, group_of, task_ranges
-from onceflow.state.manifest import Manifest, Merged, unreachable
+from onceflow.state.manifest import Manifest, MergeResult, Run, find_unreachable
 from onceflow.state.runs import StoreSchema
 from onceflow.state.store import Reader
 
@@ -75,14 +75,14 @@ class World:
 
     def task(
         self, manifest: Manifest, groups: range, changes: dict[Key, Any], budget: int | None
-    ) -> tuple[runs.Run | None, list[Merged]]:
+    ) -> tuple[Run | None, list[MergeResult]]:
         places = dict(zip(changes, placed(list(changes), self.schema, self.modulo), strict=True))
         mine = {k: v for k, v in changes.items() if group_of(places[k], GROUPS) in groups}
         new = write_run(
             self.folder / next(self.names), mine, born=manifest.epoch + 1, schema=self.schema,
             groups=GROUPS, modulo=self.modulo,
         )  # fmt: skip
-        plan = choose(manifest, new, groups, budget)
+        plan = plan_merges(manifest, new, groups, budget)
         reader = Reader(self.folder, manifest, self.schema, groups)
         merged = compact(reader, plan, self.folder / next(self.names)) if plan else []
         assert (
@@ -90,13 +90,13 @@ class World:
             or len(plan) <= 1
             or budget >= sum(run.count(g) for m in plan for run in m.inputs for g in m.groups)
         )
-        return new, [Merged.from_json(json.loads(json.dumps(m.to_json()))) for m in merged]
+        return new, [MergeResult.from_json(json.loads(json.dumps(m.to_json()))) for m in merged]
 
     def roll_back(self, epochs: int) -> None:
         del self.history[max(1, len(self.history) - epochs) :]
 
     def sweep(self) -> None:
-        for path in unreachable(self.folder, [manifest for manifest, _ in self.history]):
+        for path in find_unreachable(self.folder, [manifest for manifest, _ in self.history]):
             path.unlink()
 
     def check(self, tasks: int) -> None:

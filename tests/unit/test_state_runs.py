@@ -14,8 +14,8 @@ from stored import SCHEMA, keys_table, placed, plain, write_run
 from onceflow.errors import Damaged, DiskFull, JobError
 from onceflow.state import runs
 from onceflow.state.keys import group_of
-from onceflow.state.open_run import OpenRun
-from onceflow.state.runs import Run, RunWriter, StoreSchema
+from onceflow.state.manifest import Run
+from onceflow.state.runs import OpenRun, RunWriter, StoreSchema
 
 ONE = np.ones(1, np.bool_)
 

@@ -43,12 +43,12 @@ from onceflow.protocol.keyed_time import (
 )
 from onceflow.protocol.staging import set_for_writing
 from onceflow.spark.running_query import is_deterministic
-from onceflow.state.evolve import fits, fits_keys
-from onceflow.state.files import check
+from onceflow.state.evolve import find_key_misfits, find_misfits
+from onceflow.state.files import check_files
 from onceflow.state.load import load
-from onceflow.state.manifest import Manifest, Merged
-from onceflow.state.runs import Run, StoreSchema
-from onceflow.state.step import Time
+from onceflow.state.manifest import Manifest, MergeResult, Run
+from onceflow.state.process import Time
+from onceflow.state.runs import StoreSchema
 from onceflow.state.task import PLACE, REPORT, Work, run_task, store_schema
 
 FOLDER = "onceflow/keyed"
@@ -112,7 +112,7 @@ class Operators:
             if step.name in kept:
                 self._refuse_unfit(step, kept[step.name])
             elif step.initial is not None:
-                check(step.initial, self._schema(step))
+                check_files(step.initial, self._schema(step))
 
     def _refuse_unfit(self, step: KeyedStep, stood: Mapping[str, Any]) -> None:
         if stood["groups"] != step.groups:
@@ -122,8 +122,8 @@ class Operators:
                 hint=f"groups={stood['groups']}: their number is for the life of the state",
             )
         new = self._schema(step)
-        wrong = fits_keys(arrow_schema(stood["schema"]["keys"]), new.keys)
-        wrong += fits(arrow_schema(stood["schema"]["values"]), new.values)
+        wrong = find_key_misfits(arrow_schema(stood["schema"]["keys"]), new.keys)
+        wrong += find_misfits(arrow_schema(stood["schema"]["values"]), new.values)
         if wrong:
             raise JobError(
                 f"the state of keyed step {step.name!r} does not fit what the job declares now:"
@@ -189,7 +189,7 @@ class Operators:
 
         # 3. list
         runs = [Run.from_json(r["run"]) for r in reports if r["run"] is not None]
-        merged = [Merged.from_json(m) for r in reports for m in r["merged"]]
+        merged = [MergeResult.from_json(m) for r in reports for m in r["merged"]]
         manifest = manifest.advanced(epoch, runs, merged)
         name = f"{at.tag}.json"
         crc = manifest.write(self._folder(step), name)

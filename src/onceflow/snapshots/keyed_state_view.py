@@ -25,10 +25,8 @@ from onceflow.protocol.epoch_log import Decision
 from onceflow.protocol.home import JobFolder, Query
 from onceflow.protocol.keyed_runner import FOLDER, manifest_of
 from onceflow.snapshots.epoch_view import not_retained
-from onceflow.state.dump import dump
-from onceflow.state.files import ABOUT, HIDDEN
+from onceflow.state.files import ABOUT, HIDDEN, Tell, dump
 from onceflow.state.keys import group_of, groups_of, places_of
-from onceflow.state.load import Tell
 from onceflow.state.manifest import Manifest
 from onceflow.state.runs import StoreSchema
 from onceflow.state.store import Reader

@@ -24,7 +24,8 @@ from onceflow.snapshots.cut import Cut, cut_of
 from onceflow.snapshots.keyed_state_view import KeyedState
 from onceflow.snapshots.published_history import History
 from onceflow.snapshots.restore import Answer, Restore
-from onceflow.state.load import Loaded, Tell, load
+from onceflow.state.files import Tell
+from onceflow.state.load import LoadResult, load
 from onceflow.store.posix import make_dirs
 
 _MAKING = "importing"  # in the folder of the job
@@ -58,7 +59,7 @@ class Prepared:
     """An import that is ready: its state is made, and nobody knows it."""
 
     restore: Import
-    loaded: Loaded
+    loaded: LoadResult
     state: KeyedState  # that it replaces
 
 
@@ -96,7 +97,7 @@ def prepared(
         yield Prepared(restore, loaded, state)
 
 
-def _with(cut: Cut, step: str, place: Path, named: Mapping[str, object], loaded: Loaded) -> Cut:
+def _with(cut: Cut, step: str, place: Path, named: Mapping[str, object], loaded: LoadResult) -> Cut:
     """The same cut, with another state of the step."""
     stood = {**cut.decision.keyed[step], **named, "next": loaded.earliest}
     decision = replace(cut.decision, keyed={**cut.decision.keyed, step: stood})

@@ -1,16 +1,196 @@
-"""Aggregates as a person writes them, `"sum(amount)"` or `"count"`, and of which type they are."""
+"""Many values of a key become one, for all keys at once.
+
+Null is passed over, as in SQL: a key with nothing but nulls has null, or a count of 0. NaN is the
+largest number, and makes a sum NaN. Whole numbers never wrap: a sum that is too large raises.
+
+`index` says for each value the number of its key, and must not decrease.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import types as t
 
 from onceflow.errors import JobError
-from onceflow.state.states import HOWS
+from onceflow.state.results import convert
+from onceflow.state.states import HOWS, Fold
+from onceflow.state.vectors import Ints, combine, is_valid, scatter
+
+_LIMB = np.int64(0xFFFFFFFF)
+
+
+def reduce(how: str, values: Any, index: Ints, size: int) -> pa.Array:
+    """One value for each of `size` keys. A sum is long, double or decimal(38, s)."""
+    array = combine(values) if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
+    if len(array) != len(index):
+        raise ValueError(f"{how}: {len(array)} values for {len(index)} rows")
+    if array.null_count:
+        there = np.flatnonzero(is_valid(array))
+        array, index = array.take(pa.array(there)), index[there]
+    if how == "count":
+        return pa.array(np.bincount(index, minlength=size).astype(np.int64))
+    starts = find_starts(index)
+    reduced = _reduced(how, array, index, starts)
+    return scatter(reduced, index[starts], size)
+
+
+def find_starts(index: Ints) -> Ints:
+    """Where each number begins."""
+    if not len(index):
+        return np.empty(0, np.int64)
+    return np.flatnonzero(np.concatenate(([True], index[1:] != index[:-1])))
+
+
+def _reduced(how: str, array: pa.Array, index: Ints, starts: Ints) -> pa.Array:
+    if how == "first":
+        return array.take(pa.array(starts))
+    if how == "last":
+        return array.take(pa.array(np.append(starts[1:], len(array))[: len(starts)] - 1))
+    if how == "sum":
+        return _sums(array, starts)
+    return _extremes(how, array, index, starts)
+
+
+def _extremes(how: str, array: pa.Array, index: Ints, starts: Ints) -> pa.Array:
+    kind = array.type
+    if t.is_integer(kind) or t.is_floating(kind) or t.is_temporal(kind):
+        raw = array.cast(_bits(kind)) if t.is_temporal(kind) else array
+        numbers = raw.to_numpy(zero_copy_only=False)
+        best = np.fmin if how == "min" else np.maximum  # NaN is the largest
+        if not len(starts):
+            return array
+        return pa.array(best.reduceat(numbers, starts), raw.type).cast(kind)
+    order = pc.sort_indices(
+        pa.table({"key": pa.array(index), "value": array}),
+        sort_keys=[("key", "ascending"), ("value", "ascending" if how == "min" else "descending")],
+    )
+    return array.take(order.take(pa.array(starts)))
+
+
+def _bits(kind: pa.DataType) -> pa.DataType:
+    return pa.int32() if t.is_date32(kind) or t.is_time32(kind) else pa.int64()
+
+
+# ---------------------------------------------------------------- sums
+
+
+def _sums(array: pa.Array, starts: Ints) -> pa.Array:
+    if t.is_decimal(array.type):
+        return _decimal_sums(array, starts)
+    if t.is_floating(array.type):
+        numbers = array.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        return pa.array(np.add.reduceat(numbers, starts) if len(starts) else numbers, pa.float64())
+    if not t.is_integer(array.type):
+        raise TypeError(f"sum: {array.type} is not a number")
+    whole = array.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    if not len(starts):
+        return pa.array(whole, pa.int64())
+    sums = np.add.reduceat(whole, starts)
+    # What wrapped is off by a multiple of 2**64, which no rounding of doubles can hide.
+    rough = np.add.reduceat(whole.astype(np.float64), starts)
+    if (np.abs(rough - sums.astype(np.float64)) > 2.0**62).any():
+        raise OverflowError("sum: the result is larger than a long can be")
+    return pa.array(sums, pa.int64())
+
+
+def _decimal_sums(array: pa.Array, starts: Ints) -> pa.Array:
+    """Exact: 128 bits as four numbers of 32, which have room for the carries of 2**31 values."""
+    wide = pa.decimal128(38, array.type.scale)
+    array = array.cast(wide)
+    if not len(starts):
+        return array
+    words = np.frombuffer(array.buffers()[1], np.int64).reshape(-1, 2)
+    words = words[array.offset : array.offset + len(array)]
+    low, high = words[:, 0].view(np.uint64), words[:, 1]
+    limbs = [
+        (low & np.uint64(_LIMB)).astype(np.int64), (low >> np.uint64(32)).astype(np.int64),
+        high & _LIMB, high >> np.int64(32),
+    ]  # fmt: skip
+    sums = [np.add.reduceat(limb, starts) for limb in limbs]
+    for at in range(3):
+        sums[at + 1] += sums[at] >> np.int64(32)
+        sums[at] &= _LIMB
+    if (np.abs(sums[3]) >= 2**31).any():
+        raise OverflowError("sum: the result has more than 38 digits")
+    out: npt.NDArray[np.int64] = np.empty((len(starts), 2), np.int64)
+    out[:, 0] = (sums[0].view(np.uint64) | (sums[1].view(np.uint64) << np.uint64(32))).view(
+        np.int64
+    )
+    out[:, 1] = sums[2] | (sums[3] << np.int64(32))
+    found = pa.Array.from_buffers(wide, len(out), [None, pa.py_buffer(out.tobytes())])
+    try:
+        found.validate(full=True)
+    except pa.ArrowInvalid:
+        raise OverflowError("sum: the result has more than 38 digits") from None
+    return found
+
+
+# ---------------------------------------------------------------- into what is known
+
+
+def fold(how: str | Fold, old: pa.Array, values: Any, index: Ints, *, what: str) -> pa.Array:
+    """What comes of the value that each key has and those of its rows, as the type it has."""
+    kind, size = old.type, len(old)
+    array = combine(values) if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
+    if how == "count":
+        return pc.add_checked(pc.fill_null(old, 0), reduce("count", array, index, size))
+    if len(array) != len(index):
+        raise ValueError(f"{what}: {len(array)} values for {len(index)} rows")
+    if array.type != kind:
+        array = array.cast(kind)
+    if how in ("first", "last"):
+        new = reduce(str(how), array, index, size)
+        return pc.coalesce(old, new) if how == "first" else pc.coalesce(new, old)
+    if how == "sum" and not t.is_decimal(kind):
+        return convert(_added(old, reduce("sum", array, index, size)), kind, what)
+    # What is known stands first among the values of its key.
+    numbers = np.concatenate((np.arange(size), index))
+    order = np.argsort(numbers, kind="stable")
+    both, numbers = pa.concat_arrays([old, array]).take(pa.array(order)), numbers[order]
+    if not callable(how):
+        return convert(reduce(how, both, numbers, size), kind, what)
+    there = np.flatnonzero(is_valid(both))
+    return _tree(how, both.take(pa.array(there)), numbers[there], size, what)
+
+
+def _added(old: pa.Array, new: pa.Array) -> pa.Array:
+    """Null and a number is that number."""
+    wide = old.cast(new.type)
+    try:
+        return pc.coalesce(pc.add_checked(wide, new), wide, new)
+    except pa.ArrowInvalid:
+        raise OverflowError("sum: the result is larger than a long can be") from None
+
+
+def _tree(how: Fold, values: pa.Array, index: Ints, size: int, what: str) -> pa.Array:
+    """Neighbours are folded in pairs, in order, until each key has one value."""
+    kind = values.type
+    while True:
+        starts = find_starts(index)
+        if len(starts) == len(index):
+            return scatter(values, index, size)
+        lengths = np.diff(np.append(starts, len(index)))
+        nth = np.arange(len(index)) - np.repeat(starts, lengths)
+        right = np.flatnonzero(nth % 2 == 1)
+        pairs = how(values.take(pa.array(right - 1)), values.take(pa.array(right)))
+        folded = convert(pairs, kind, what)
+        if len(folded) != len(right):
+            raise ValueError(
+                f"{what}: the function made {len(folded)} values of {len(right)} pairs"
+            )
+        left = np.flatnonzero(nth % 2 == 0)
+        source = left.copy()
+        source[np.searchsorted(left, right - 1)] = len(values) + np.arange(len(right))
+        values = pa.concat_arrays([values, folded]).take(pa.array(source))
+        index = index[left]
 
 
 @dataclass(frozen=True)
@@ -21,7 +201,7 @@ class Aggregate:
     type: pa.DataType
 
 
-def aggregates(given: Mapping[str, str], rows: pa.Schema, owner: str) -> list[Aggregate]:
+def parse_aggregates(given: Mapping[str, str], rows: pa.Schema, owner: str) -> list[Aggregate]:
     """What they are, of these rows; `JobError` for one that cannot be read or is of no column."""
     return [_parsed(name, text, rows, owner) for name, text in given.items()]
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from onceflow.contract.schema import arrow_schema, nullable, parse_schema
 from onceflow.errors import JobError
-from onceflow.state.fit import same_kind
+from onceflow.state.evolve import is_same_kind
 from onceflow.state.process import Binding, KeyedProcess, folds_by_itself
-from onceflow.state.states import Column, Declared, Surroundings, resolve
+from onceflow.state.states import Column, StateDeclaration, StepColumns, resolve_columns
 
 # Whose names a state must not have, or the process could not use them.
 _HELPERS = frozenset(name for name in dir(KeyedProcess) if not name.startswith("_")) | {
@@ -21,14 +21,14 @@ _HELPERS = frozenset(name for name in dir(KeyedProcess) if not name.startswith("
 
 
 @dataclass(frozen=True)
-class Bound:
+class BoundProcess:
     columns: tuple[Column, ...]
     output: pa.Schema
     rows: str | None  # the method that rows are given to; None: they are folded
     timers: str | None
 
 
-def bound(process: KeyedProcess, binding: Binding) -> Bound:
+def bind_process(process: KeyedProcess, binding: Binding) -> BoundProcess:
     """The process, bound to these columns; `JobError` names the class and what to mend."""
     owner = type(process).__name__
     if not isinstance(process, KeyedProcess):
@@ -37,8 +37,8 @@ def bound(process: KeyedProcess, binding: Binding) -> Bound:
     process._binding, process._declared, process._columns = binding, None, None
     process.bind(binding.keys, binding.rows)
     states = {**_attributes(process, owner), **(process._declared or {})}
-    around = Surroundings(owner, binding.keys, binding.rows, binding.watermark)
-    columns = resolve(states, around)
+    around = StepColumns(owner, binding.keys, binding.rows, binding.watermark)
+    columns = resolve_columns(states, around)
     rows = _either(process, owner, "process", "process_key")
     timers = _either(process, owner, "on_timer", "on_timer_key")
     _refuse_methods(owner, columns, rows, timers)
@@ -51,16 +51,16 @@ def bound(process: KeyedProcess, binding: Binding) -> Bound:
             f"{owner} does not say what it emits",
             hint='declare output, like output = "user string, total double"',
         )
-    return Bound(columns, output, rows, timers)
+    return BoundProcess(columns, output, rows, timers)
 
 
-def _attributes(process: KeyedProcess, owner: str) -> dict[str, Declared]:
+def _attributes(process: KeyedProcess, owner: str) -> dict[str, StateDeclaration]:
     """States of the class and of those that it derives from, then of the instance."""
     found: dict[str, Any] = {}
     for kind in reversed(type(process).__mro__):
         found.update(vars(kind))
     found.update(vars(process))
-    states = {name: value for name, value in found.items() if isinstance(value, Declared)}
+    states = {name: value for name, value in found.items() if isinstance(value, StateDeclaration)}
     for name in states:
         if name in _HELPERS:
             raise JobError(
@@ -155,7 +155,7 @@ def _folded_output(
                 f"{owner}.output names {field.name}, which is no key and no state",
                 hint=f"there are {', '.join(known)}; for more, define process",
             )
-        if not same_kind(known[field.name], field.type):
+        if not is_same_kind(known[field.name], field.type):
             raise JobError(
                 f"{owner}.output has {field.name} as {field.type}, it is {known[field.name]}",
                 hint="declare the type that it has",

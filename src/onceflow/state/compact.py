@@ -18,9 +18,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from onceflow.state.keys import first_place
-from onceflow.state.manifest import Manifest, Merged
-from onceflow.state.runs import Mask, Run, RunWriter
-from onceflow.state.store import Reader, merged
+from onceflow.state.manifest import Manifest, MergeResult, Run
+from onceflow.state.runs import Mask, RunWriter
+from onceflow.state.store import Reader, merge_runs
 
 FEWEST = 4  # runs that are worth a merge
 MOST = 16  # runs of a group that are merged whatever it costs
@@ -39,7 +39,7 @@ class Merge:
     whole: bool
 
 
-def choose(
+def plan_merges(
     manifest: Manifest, new: Run | None, groups: range, budget_rows: int | None = None
 ) -> list[Merge]:
     """What a task merges after it wrote `new`, reading at most `budget_rows` rows.
@@ -121,7 +121,7 @@ def _alike(one: Merge, two: Merge) -> bool:
 
 def compact(
     reader: Reader, plan: Iterable[Merge], path: Path, expired: Expired | None = None
-) -> list[Merged]:
+) -> list[MergeResult]:
     """Do it, into one new run at `path`; what `Manifest.advanced` must know of it.
 
     Where all runs of a group take part tombstones go, and so do rows of which `expired` says that
@@ -133,7 +133,7 @@ def compact(
     for merge in plan:
         runs = [reader.open(run) for run in merge.inputs]
         low = first_place(merge.groups.start, groups)
-        for piece in merged(runs, low, first_place(merge.groups.stop, groups)):
+        for piece in merge_runs(runs, low, first_place(merge.groups.stop, groups)):
             keep = piece.live
             if merge.whole and expired is not None:
                 keep = keep & ~expired(piece.values)
@@ -146,4 +146,4 @@ def compact(
                     piece.live[keep],
                 )  # fmt: skip
     run = writer.close(max((run.born for merge in plan for run in merge.inputs), default=0))
-    return [Merged(run, m.groups, tuple(run.name for run in m.inputs)) for m in plan]
+    return [MergeResult(run, m.groups, tuple(run.name for run in m.inputs)) for m in plan]

@@ -2,7 +2,7 @@
 
 Columns, and fields inside of them, are matched by name. What was added is null in old rows, what
 was dropped is not read, numbers may have been widened where every old number stays what it was.
-All else does not fit, and `fits` says why, before anything runs.
+All else does not fit, and `find_misfits` says why, before anything runs.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pyarrow import types as t
 _WHOLE = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 
 
-def fits(old: pa.Schema, new: pa.Schema) -> list[str]:
+def find_misfits(old: pa.Schema, new: pa.Schema) -> list[str]:
     """Why values that were written as `old` cannot be read as `new`; nothing if they can."""
     return list(_fields(old, new, ""))
 
 
-def fits_keys(old: pa.Schema, new: pa.Schema) -> list[str]:
+def find_key_misfits(old: pa.Schema, new: pa.Schema) -> list[str]:
     """The same for key columns: the same ones in the same order, whole numbers may be wider."""
     if old.names != new.names:  # places are hashes of the columns in their order
         return [f"the key was {', '.join(old.names)}, now it is {', '.join(new.names)}"]
@@ -72,7 +72,10 @@ def _wider(old: pa.DataType, new: pa.DataType) -> bool:
 
 
 def adapt(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Rows that were written with other columns as `schema` has them; `fits` must have agreed."""
+    """Read rows that were written with other columns as `schema`.
+
+    `find_misfits` must have found nothing.
+    """
     if table.schema.equals(schema):
         return table
     columns = []
@@ -109,3 +112,42 @@ def _around(values: pa.Array, kind: pa.DataType, inner: pa.Array) -> pa.Array:
     """The same lists, or maps, of other elements."""
     buffers = values.buffers()[:2]
     return pa.Array.from_buffers(kind, len(values), buffers, offset=values.offset, children=[inner])
+
+
+# ---------------------------------------------------------------- kinds
+
+
+def is_same_kind(found: pa.DataType, declared: pa.DataType) -> bool:
+    """Whether values may become `declared` without becoming something else."""
+    if found == declared or t.is_null(found):
+        return True
+    if t.is_dictionary(found):
+        return is_same_kind(found.value_type, declared)
+    if t.is_struct(found) and t.is_struct(declared):
+        names = {field.name for field in found}
+        if names != {field.name for field in declared} or len(names) != found.num_fields:
+            return False
+        return all(is_same_kind(found.field(f.name).type, f.type) for f in declared)
+    if t.is_map(found) and t.is_map(declared):
+        keys = is_same_kind(found.key_type, declared.key_type)
+        return keys and is_same_kind(found.item_type, declared.item_type)
+    if _is_list(found) and t.is_list(declared):
+        return is_same_kind(found.value_type, declared.value_type)
+    if t.is_timestamp(found) and t.is_timestamp(declared):
+        return (found.tz is None) == (declared.tz is None)
+    return any(is_kind(found) and is_kind(declared) for is_kind in _KINDS)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(t.is_string(kind) or t.is_large_string(kind) or t.is_string_view(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(t.is_binary(kind) or t.is_large_binary(kind) or t.is_fixed_size_binary(kind))
+
+
+_KINDS = (t.is_integer, t.is_floating, t.is_decimal, t.is_date, _is_text, _is_bytes)

@@ -7,6 +7,7 @@ Columns are matched by name, whoever wrote the files, and numbers may be narrowe
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +17,29 @@ from pyarrow import types as t
 
 from onceflow.contract.schema import arrow_schema, spark_schema
 from onceflow.errors import BadInput, JobError
-from onceflow.state.evolve import fits, fits_keys
+from onceflow.state.evolve import find_key_misfits, find_misfits
+from onceflow.state.keys import group_of
 from onceflow.state.runs import StoreSchema
+from onceflow.state.store import Reader
+from onceflow.store.posix import fsync_file, translate_disk_full
+
+Tell = Callable[[int], None]  # how far it is
 
 ABOUT = "_onceflow.json"  # beside files that were exported: what they are, and if they are all
 HIDDEN = "_written."  # columns that say when a value was written
 _UTC = pa.timestamp("us", "UTC")
 
 
-def check(source: Path, schema: StoreSchema) -> tuple[str, ...]:
+def check_files(source: Path, schema: StoreSchema) -> tuple[str, ...]:
     """`JobError` unless the files fit; the states that are missing in some of them."""
     absent: set[str] = set()
-    for path in files(source):
-        with opened(path) as file:
+    for path in list_files(source):
+        with open_parquet(path) as file:
             absent |= _check_file(path, file.schema_arrow, schema)
     return tuple(name for name in schema.values.names if name in absent)
 
 
-def files(source: Path) -> list[Path]:
+def list_files(source: Path) -> list[Path]:
     """Of a folder those that Spark would read, also in folders inside of it."""
     if source.is_file():
         return [source]
@@ -57,7 +63,7 @@ def files(source: Path) -> list[Path]:
     return found
 
 
-def opened(path: Path) -> Any:
+def open_parquet(path: Path) -> Any:
     try:
         return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
     except pa.ArrowInvalid as error:
@@ -80,13 +86,13 @@ def _check_file(path: Path, given: pa.Schema, schema: StoreSchema) -> set[str]:
     if absent == states:
         wrong.append("there is no state in it, only keys")
     if not wrong:
-        plain = as_spark(path, given, schema)
+        plain = to_spark_types(path, given, schema)
         keys, values = (
             pa.schema([plain.field(name) for name in part.names if name in plain.names])
             for part in (schema.keys, schema.values)
         )
-        wrong += fits_keys(_zoned(keys), _zoned(schema.keys))
-        wrong += fits(_zoned(values), _zoned(schema.values))
+        wrong += find_key_misfits(_zoned(keys), _zoned(schema.keys))
+        wrong += find_misfits(_zoned(values), _zoned(schema.values))
     if wrong:
         raise JobError(
             f"the columns of {path} do not fit the state:\n  - " + "\n  - ".join(wrong),
@@ -102,7 +108,7 @@ def _told(schema: pa.Schema) -> str:
     )
 
 
-def as_spark(path: Path, given: pa.Schema, schema: StoreSchema) -> pa.Schema:
+def to_spark_types(path: Path, given: pa.Schema, schema: StoreSchema) -> pa.Schema:
     """The columns as Spark's types are in Arrow, whoever wrote the file."""
     fields = []
     for field in given:
@@ -137,3 +143,67 @@ def _zoned_type(kind: pa.DataType) -> pa.DataType:
             _zoned_type(kind.key_type), kind.item_field.with_type(_zoned_type(kind.item_type))
         )
     return kind
+
+
+_WRITE_ROWS, _WRITE_BYTES = 1 << 16, 32 << 20  # at a time
+_FILE_BYTES = 256 << 20
+
+
+def dump(reader: Reader, folder: Path, tell: Tell = lambda _: None) -> int:
+    """All keys that there are, in the order of their places; how many. At least one file is
+    written. `tell` is called with the number of key groups that are done."""
+    parts = _Parts(folder, reader.schema.keys, reader.schema.values)
+    for places, keys, values in reader.scan():
+        rows = pa.Table.from_arrays([*keys.columns, *values.columns], schema=parts.schema)
+        parts.add(rows)
+        tell(group_of(int(places[-1]), reader.manifest.groups))
+    tell(reader.manifest.groups)
+    return parts.close()
+
+
+class _Parts:
+    """Files of bounded size, each of them durable when the next one begins."""
+
+    def __init__(self, folder: Path, keys: pa.Schema, values: pa.Schema) -> None:
+        self.schema = pa.schema([field.with_nullable(True) for field in (*keys, *values)])
+        self._folder, self._files, self._rows = folder, 0, 0
+        self._held: list[pa.Table] = []
+        self._held_rows = self._held_bytes = self._file_bytes = 0
+        self._writer: pq.ParquetWriter | None = None
+
+    @property
+    def _path(self) -> Path:
+        return self._folder / f"part-{self._files:05d}.parquet"
+
+    def add(self, rows: pa.Table) -> None:
+        self._held.append(rows)
+        self._held_rows += rows.num_rows
+        self._held_bytes += rows.nbytes
+        if self._held_rows >= _WRITE_ROWS or self._held_bytes >= _WRITE_BYTES:
+            self._write()
+            if self._file_bytes >= _FILE_BYTES:
+                self._end()
+
+    def _write(self) -> None:
+        with translate_disk_full(self._path):
+            if self._writer is None:
+                self._writer = pq.ParquetWriter(self._path, self.schema)
+            table = pa.concat_tables([self.schema.empty_table(), *self._held])
+            self._writer.write_table(table)
+        self._rows += self._held_rows
+        self._file_bytes += self._held_bytes
+        self._held, self._held_rows, self._held_bytes = [], 0, 0
+
+    def _end(self) -> None:
+        assert self._writer is not None
+        with translate_disk_full(self._path):
+            self._writer.close()
+            fsync_file(self._path)
+        self._writer, self._file_bytes = None, 0
+        self._files += 1
+
+    def close(self) -> int:
+        if self._held or self._writer is not None or not self._files:
+            self._write()
+            self._end()
+        return self._rows

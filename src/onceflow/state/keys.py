@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import types as t
 
 from onceflow.contract.schema import arrow_schema, type_name
 from onceflow.errors import JobError
+from onceflow.state.vectors import Bools
 
 Places = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
@@ -77,6 +79,84 @@ def task_ranges(groups: int, tasks: int) -> list[range]:
     """All groups in order, cut into as many ranges as there are tasks, as even as can be."""
     cuts = [groups * task // tasks for task in range(tasks + 1)]
     return [range(one, two) for one, two in pairwise(cuts)]
+
+
+# ---------------------------------------------------------------- the same key
+
+
+def compare_keys(one: pa.Table, two: pa.Table) -> Bools:
+    """Row by row: are these the same key? Null is the same as null."""
+    same = np.ones(one.num_rows, np.bool_)
+    for left, right in zip(one.columns, two.columns, strict=True):
+        equal = pc.equal(left, right)
+        if equal.null_count:
+            both = pc.and_(pc.is_null(left), pc.is_null(right))
+            equal = pc.or_(pc.fill_null(equal, False), both)
+        same &= equal.to_numpy()
+    return same
+
+
+def find_repeats(places: Places, keys: pa.Table) -> Bools | None:
+    """Which rows have the key of a row before them; places are in order. None: no row has."""
+    found = None
+    distance = 1
+    later = np.flatnonzero(places[1:] == places[:-1]) + 1
+    while later.size:
+        again = compare_keys(keys.take(later), keys.take(later - distance))
+        if again.any():
+            found = np.zeros(len(places), np.bool_) if found is None else found
+            found[later[again]] = True
+        distance += 1
+        later = later[~again & (later >= distance)]
+        later = later[places[later] == places[later - distance]]
+    return found
+
+
+def unique_keys(places: np.ndarray, keys: pa.Table) -> tuple[np.ndarray, pa.Table, np.ndarray]:
+    """Places and keys without repetition, in the order of places; and the number of each given."""
+    if not len(places):
+        return places, keys, np.zeros(0, np.int64)
+    order = None
+    if (places[1:] < places[:-1]).any():  # their difference may not fit into a long
+        order = np.argsort(places, kind="stable")
+        places, keys = places[order], keys.take(pa.array(order))
+    first = np.empty(len(places), bool)
+    first[0] = True
+    np.not_equal(places[1:], places[:-1], out=first[1:])
+    again = np.flatnonzero(~first)  # each must be the key before it
+    if not compare_keys(keys.take(pa.array(again)), keys.take(pa.array(again - 1))).all():
+        return _unique_by_value(places, keys, order)
+    number = np.cumsum(first) - 1
+    starts = np.flatnonzero(first)
+    found = keys if len(starts) == len(places) else keys.take(pa.array(starts))
+    return places[starts], found, _unordered(number, order)
+
+
+def _unordered(number: np.ndarray, order: np.ndarray | None) -> np.ndarray:
+    if order is None:
+        return number
+    back = np.empty(len(number), np.int64)
+    back[order] = number
+    return back
+
+
+def _unique_by_value(
+    places: np.ndarray, keys: pa.Table, order: np.ndarray | None
+) -> tuple[np.ndarray, pa.Table, np.ndarray]:
+    """As `unique_keys`, where different keys share a place."""
+    seen: dict[tuple[Any, ...], int] = {}
+    number = np.empty(len(places), np.int64)
+    starts: list[int] = []
+    # As numbers: Arrow has times that Python has not.
+    plain = [c.cast(pa.int64()) if pa.types.is_timestamp(c.type) else c for c in keys.columns]
+    columns = [column.to_pylist() for column in plain]
+    for row, key in enumerate(zip(places.tolist(), *columns, strict=True)):
+        if key not in seen:
+            seen[key] = len(starts)
+            starts.append(row)
+        number[row] = seen[key]
+    rows = np.array(starts)
+    return places[rows], keys.take(pa.array(rows)), _unordered(number, order)
 
 
 # ---------------------------------------------------------------- places

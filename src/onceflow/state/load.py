@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,11 +25,11 @@ import pyarrow.compute as pc
 
 from onceflow.errors import BadInput, BadRows, OnceflowError
 from onceflow.state.evolve import adapt
-from onceflow.state.files import HIDDEN, as_spark, check, files, opened
-from onceflow.state.keys import Places, groups_of, places_of
-from onceflow.state.manifest import Manifest
-from onceflow.state.runs import SUFFIX, Run, RunWriter, StoreSchema, repeated
-from onceflow.state.vectors import empty_is_null, one, valid
+from onceflow.state.files import HIDDEN, Tell, check_files, list_files, open_parquet, to_spark_types
+from onceflow.state.keys import Places, find_repeats, groups_of, places_of
+from onceflow.state.manifest import SUFFIX, Manifest, Run
+from onceflow.state.runs import RunWriter, StoreSchema
+from onceflow.state.vectors import combine, empty_to_null, is_valid
 from onceflow.store.posix import translate_disk_full
 
 _READ_ROWS = 1 << 17  # at a time
@@ -37,11 +37,9 @@ _SCRATCH_ROWS, _SCRATCH_BYTES, _MOST_SCRATCH = 1 << 19, 32 << 20, 512
 _RUN_BYTES = 256 << 20
 _FEW = 3  # keys that an error names
 
-Tell = Callable[[int], None]  # rows so far
-
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadResult:
     """State that nobody knows yet: its runs are on disk, and a manifest of them is not."""
 
     manifest: Manifest
@@ -61,14 +59,14 @@ def load(
     now: int,
     scratch: Path,
     tell: Tell = lambda _: None,
-) -> Loaded:
+) -> LoadResult:
     """The rows of the Parquet files at `source`, as runs in `into` that begin with `prefix`.
 
     `epoch`: that they are the state of. Values without a time of writing count as written `now`.
     `scratch`: a new folder, which is removed again.
     """
     # 1. check
-    absent = check(source, schema)
+    absent = check_files(source, schema)
     scratch.mkdir(parents=True)
     try:
         # 2. spread
@@ -86,7 +84,7 @@ def load(
         for timer in schema.timers
     }
     manifest = Manifest(epoch, groups).advanced(epoch, found)
-    return Loaded(manifest, sum(run.rows for run in found), earliest, absent)
+    return LoadResult(manifest, sum(run.rows for run in found), earliest, absent)
 
 
 # ---------------------------------------------------------------- 2. spread
@@ -115,8 +113,8 @@ def _spread(source: Path, schema: StoreSchema, scratch: Path, now: int, tell: Te
 
 def _parts(source: Path) -> int:
     rows = size = 0
-    for path in files(source):
-        with opened(path) as file:
+    for path in list_files(source):
+        with open_parquet(path) as file:
             about = file.metadata
             rows += about.num_rows
             size += sum(about.row_group(n).total_byte_size for n in range(about.num_row_groups))
@@ -128,9 +126,9 @@ def _layout(schema: StoreSchema) -> pa.Schema:
 
 
 def _batches(source: Path, schema: StoreSchema, now: int) -> Iterator[pa.Table]:
-    for path in files(source):
-        with opened(path) as file:
-            plain = as_spark(path, file.schema_arrow, schema)
+    for path in list_files(source):
+        with open_parquet(path) as file:
+            plain = to_spark_types(path, file.schema_arrow, schema)
             try:
                 for batch in file.iter_batches(_READ_ROWS):
                     rows = pa.Table.from_batches([batch]).cast(plain)
@@ -146,11 +144,11 @@ def _placed(rows: pa.Table, schema: StoreSchema, now: int) -> pa.Table:
     keys = adapt(rows.select(schema.keys.names), schema.keys)
     known = [name for name in schema.values.names if name in rows.column_names]
     values = adapt(rows.select(known), schema.values)
-    columns = {name: empty_is_null(one(values[name])) for name in values.column_names}
+    columns = {name: empty_to_null(combine(values[name])) for name in values.column_names}
     live = np.zeros(rows.num_rows, np.bool_)
     for name, column in list(columns.items()):
         if not name.startswith(HIDDEN):
-            live |= valid(column)
+            live |= is_valid(column)
         elif name not in known:
             of = columns[name.removeprefix(HIDDEN)]
             columns[name] = pc.if_else(of.is_valid(), pa.scalar(now, pa.int64()), None)
@@ -171,7 +169,7 @@ def _sort(path: Path, schema: StoreSchema, runs: _Runs, source: Path) -> None:
     os.unlink(path)
     places = table.column(0).to_numpy()
     keys = table.select(schema.keys.names)
-    again = repeated(places, keys)
+    again = find_repeats(places, keys)
     if again is not None:
         _refuse_twice(keys.filter(pa.array(again)), source)
     runs.add(places, keys, table.select(schema.values.names))

@@ -16,11 +16,42 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.errors import Damaged
-from onceflow.state.runs import SUFFIX, Run
 from onceflow.store.posix import replace_file, seal, unseal
 
 _KIND, _SUBJECT = "state-manifest", "keyed state"
 _MEND = "restore a savepoint, or roll back to another epoch; nothing was computed from the file"
+
+
+SUFFIX = ".arrow"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a manifest says of one file of the store's folder."""
+
+    name: str
+    rows: int
+    bytes: int
+    crc32: int
+    born: int  # the epoch of its newest row
+    first: int  # the first group that it has rows of
+    counts: tuple[int, ...]  # rows of that group and of those that follow it
+    timers: Mapping[str, int | None]  # the earliest time in each timer column
+
+    def count(self, group: int) -> int:
+        at = group - self.first
+        return self.counts[at] if 0 <= at < len(self.counts) else 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name, "rows": self.rows, "bytes": self.bytes, "crc32": self.crc32,
+            "born": self.born, "first": self.first, "counts": list(self.counts),
+            "timers": dict(self.timers),
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Run:
+        return cls(**{**body, "counts": tuple(body["counts"])})
 
 
 @dataclass(frozen=True)
@@ -35,7 +66,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergeResult:
     """A run takes the place of others in some groups. None: nothing was left of their rows."""
 
     run: Run | None
@@ -49,7 +80,7 @@ class Merged:
         }  # fmt: skip
 
     @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> Merged:
+    def from_json(cls, body: Mapping[str, Any]) -> MergeResult:
         run = None if body["run"] is None else Run.from_json(body["run"])
         return cls(run, range(*body["groups"]), tuple(body["inputs"]))
 
@@ -91,7 +122,7 @@ class Manifest:
         return sum(entry.run.bytes for entry in self.entries)
 
     def advanced(
-        self, epoch: int, added: Iterable[Run | None], compacted: Iterable[Merged] = ()
+        self, epoch: int, added: Iterable[Run | None], compacted: Iterable[MergeResult] = ()
     ) -> Manifest:
         """The state after an epoch whose tasks added these runs and merged those.
 
@@ -104,7 +135,7 @@ class Manifest:
             if run is not None
         ]
         entries += self.entries
-        together: dict[str | None, list[Merged]] = {}
+        together: dict[str | None, list[MergeResult]] = {}
         for merged in compacted:
             name = None if merged.run is None else merged.run.name
             together.setdefault(name, []).append(merged)
@@ -151,13 +182,13 @@ class Manifest:
         return cls.from_json(body)
 
 
-def unreachable(folder: Path, manifests: Iterable[Manifest]) -> list[Path]:
+def find_unreachable(folder: Path, manifests: Iterable[Manifest]) -> list[Path]:
     """Runs in the folder that none of the manifests names."""
     needed = set().union(*(manifest.reachable() for manifest in manifests))
     return sorted(path for path in folder.glob(f"*{SUFFIX}") if path.name not in needed)
 
 
-def _replaced(entries: list[Entry], parts: Sequence[Merged]) -> list[Entry]:
+def _replaced(entries: list[Entry], parts: Sequence[MergeResult]) -> list[Entry]:
     """A run that was merged in several groups stands where it is of the right age in each."""
     newest, oldest = 0, len(entries)
     replaced: dict[str, set[int]] = {}

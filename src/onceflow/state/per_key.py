@@ -16,15 +16,14 @@ import numpy as np
 import pyarrow as pa
 
 from onceflow.errors import OnceflowError
-from onceflow.state.fit import Unfit, difference
 from onceflow.state.process import KeyedProcess
-from onceflow.state.results import Blame
+from onceflow.state.results import CallSite, UnfitResult, describe_difference
 from onceflow.state.states import Column, MapState, ReducingState
-from onceflow.state.vectors import Bools, Ints, is_many, one, python_values
+from onceflow.state.vectors import Bools, Ints, combine, is_collection, to_python
 
 
 @dataclass(frozen=True)
-class Returned:
+class CallResult:
     """What a call came to. `touched`: per column the keys that it was set for; None: for all."""
 
     out: pa.Table | None
@@ -66,7 +65,7 @@ _FOLDS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-class PerKey:
+class PerKeyCaller:
     """Calls `process_key` and `on_timer_key` of a process."""
 
     def __init__(
@@ -81,11 +80,11 @@ class PerKey:
 
     def rows(
         self, keys: pa.Table, kept: Mapping[str, pa.Array], rows: pa.Table, starts: Ints,
-        blame: Blame,
-    ) -> Returned:  # fmt: skip
+        blame: CallSite,
+    ) -> CallResult:  # fmt: skip
         method = self._process.process_key  # type: ignore[attr-defined]
         names = rows.column_names
-        columns = [python_values(one(column)) for column in rows.columns]
+        columns = [to_python(combine(column)) for column in rows.columns]
         plain = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
         cuts = [*starts.tolist(), len(plain)]
         nothing: frozenset[str] = frozenset()
@@ -106,8 +105,12 @@ class PerKey:
         return self._returned(emitted, states, [()] * len(states))
 
     def timers(
-        self, keys: pa.Table, kept: Mapping[str, pa.Array], due: Mapping[str, Bools], blame: Blame
-    ) -> Returned:
+        self,
+        keys: pa.Table,
+        kept: Mapping[str, pa.Array],
+        due: Mapping[str, Bools],
+        blame: CallSite,
+    ) -> CallResult:
         method = self._process.on_timer_key  # type: ignore[attr-defined]
         fired = [(n, self._columns[n].name) for n in self._timers]
         states: list[KeyState] = []
@@ -130,15 +133,15 @@ class PerKey:
         return self._returned(emitted, states, cleared)
 
     def _each(self, keys: pa.Table, kept: Mapping[str, pa.Array]) -> Iterable[tuple[Any, Any]]:
-        parts = [python_values(one(column)) for column in keys.columns]
+        parts = [to_python(combine(column)) for column in keys.columns]
         named = parts[0] if self._key is None else map(self._key._make, zip(*parts, strict=True))
-        columns = [python_values(kept[column.name]) for column in self._columns]
+        columns = [to_python(kept[column.name]) for column in self._columns]
         values = map(list, zip(*columns, strict=True)) if columns else ([] for _ in keys.column(0))
         return zip(named, values, strict=True)
 
     def _returned(
         self, emitted: list[Any], states: list[KeyState], cleared: Sequence[tuple[int, ...]]
-    ) -> Returned:
+    ) -> CallResult:
         """`cleared`: timers that fired; they are null now unless they were set again."""
         touched: dict[int, list[int]] = {}
         for number, state in enumerate(states):
@@ -161,7 +164,7 @@ class PerKey:
             mask = np.zeros(len(states), np.bool_)
             mask[numbers] = True
             masks[column.name] = mask
-        return Returned(_table(emitted, self._output), columns, masks)
+        return CallResult(_table(emitted, self._output), columns, masks)
 
 
 def _gather(emitted: list[Any], out: Any) -> None:
@@ -197,14 +200,18 @@ def _tuple(row: Any, names: list[str]) -> tuple[Any, ...]:
             raise _unlike(row, names)
         return tuple(row[name] for name in names)
     if not isinstance(row, tuple | list) or len(row) != len(names):
-        raise Unfit(f"a row of out is {row!r}", hint=f"emit dicts or tuples of {', '.join(names)}")
+        raise UnfitResult(
+            f"a row of out is {row!r}", hint=f"emit dicts or tuples of {', '.join(names)}"
+        )
     return tuple(row)
 
 
-def _unlike(row: Mapping[str, Any], names: list[str]) -> Unfit:
+def _unlike(row: Mapping[str, Any], names: list[str]) -> UnfitResult:
     missing = [name for name in names if name not in row]
     extra = [str(name) for name in row if name not in names]
-    return Unfit(difference("a row of out", missing, extra), hint="let output and rows agree")
+    return UnfitResult(
+        describe_difference("a row of out", missing, extra), hint="let output and rows agree"
+    )
 
 
 def _array(values: list[Any], column: Column) -> pa.Array:
@@ -218,7 +225,7 @@ def _column(values: list[Any], kind: pa.DataType, what: str) -> pa.Array:
         return pa.array(_as_pairs(values, kind), kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as error:
         wrong = next((v for v in values if not _fits(v, kind)), None)
-        raise Unfit(f"{what} is {wrong!r}, declared is {kind}: {error}",
+        raise UnfitResult(f"{what} is {wrong!r}, declared is {kind}: {error}",
                     hint="mend the value, or declare the type that it has") from error  # fmt: skip
 
 
@@ -243,7 +250,7 @@ def _fits(value: Any, kind: pa.DataType) -> bool:
 def _state_class(owner: str, columns: Sequence[Column]) -> type[KeyState]:
     members: dict[str, Any] = {"__slots__": ()}
     for n, column in enumerate(columns):
-        mutable = is_many(column.type) or pa.types.is_struct(column.type)
+        mutable = is_collection(column.type) or pa.types.is_struct(column.type)
         members[column.name] = _in_place(n, column.type) if mutable else _plain(n)
     members["_hows"] = {
         column.name: column.declared.how
@@ -269,7 +276,7 @@ def _plain(n: int) -> property:
 def _in_place(n: int, kind: pa.DataType) -> property:
     """A list, dict or struct: whoever gets it may change it, so a copy shows what it was."""
     bit = 1 << n
-    empty = (dict if pa.types.is_map(kind) else list) if is_many(kind) else None
+    empty = (dict if pa.types.is_map(kind) else list) if is_collection(kind) else None
 
     def get(self: KeyState) -> Any:
         if self._set & bit:

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from onceflow.errors import JobError
-from onceflow.state.reducing import fold, reduce
-from onceflow.state.states import Column, Declared, ReducingState
-from onceflow.state.vectors import Bools, Ints, moment, one
+from onceflow.state.aggregates import fold, reduce
+from onceflow.state.states import Column, ReducingState, StateDeclaration
+from onceflow.state.vectors import Bools, Ints, combine, to_datetime
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Time:
 
     @property
     def now_at(self) -> datetime:
-        return moment(self.now)
+        return to_datetime(self.now)
 
     @property
     def watermark_at(self) -> datetime | None:
-        return None if self.watermark is None else moment(self.watermark)
+        return None if self.watermark is None else to_datetime(self.watermark)
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,13 @@ class KeyedProcess:
     output: Any = None
     _call: Call | None = None
     _binding: Binding | None = None
-    _declared: Mapping[str, Declared] | None = None
+    _declared: Mapping[str, StateDeclaration] | None = None
     _columns: Mapping[str, Column] | None = None
 
     def bind(self, keys: pa.Schema, rows: pa.Schema) -> None:
         """Called before output and states are looked at, when the columns are known."""
 
-    def declare(self, **states: Declared) -> None:
+    def declare(self, **states: StateDeclaration) -> None:
         """Declare more states, from inside `bind`."""
         self._declared = {**(self._declared or {}), **states}
 
@@ -180,7 +180,7 @@ class KeyedProcess:
         return self._call
 
 
-def folds_by_itself(declared: Declared) -> bool:
+def folds_by_itself(declared: StateDeclaration) -> bool:
     return isinstance(declared, ReducingState) and (
         declared.of is not None or declared.how == "count"
     )
@@ -189,6 +189,6 @@ def folds_by_itself(declared: Declared) -> bool:
 def _only(column: Any, where: Any) -> Any:
     if where is None:
         return column
-    array = one(column) if isinstance(column, pa.ChunkedArray) else pa.array(column)
-    mask = one(where) if isinstance(where, pa.ChunkedArray) else pa.array(where)
+    array = combine(column) if isinstance(column, pa.ChunkedArray) else pa.array(column)
+    mask = combine(where) if isinstance(where, pa.ChunkedArray) else pa.array(where)
     return pc.if_else(mask, array, pa.scalar(None, array.type))

@@ -15,7 +15,7 @@ import contextlib
 import json
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,14 +28,16 @@ import pyarrow.compute as pc
 from pyarrow import types as t
 
 from onceflow.errors import Damaged, JobError, OnceflowError
-from onceflow.state.keys import Places, groups_of
+from onceflow.state.evolve import adapt
+from onceflow.state.keys import END, Places, compare_keys, find_repeats, groups_of
+from onceflow.state.manifest import SUFFIX, Run
+from onceflow.state.vectors import to_longs
 from onceflow.store.posix import fsync_dir, make_dirs, translate_disk_full
 
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.int64]
 Identity = tuple[str, int, int, int, int]  # of a file: path, inode, size, time, checksum
 
-SUFFIX = ".arrow"
 BLOCK_ROWS, BLOCK_BYTES = 1 << 16, 8 << 20
 KEYS, BLOCKS = b"onceflow.keys", b"onceflow.blocks"
 _CHUNK = 1 << 20
@@ -70,63 +72,6 @@ class StoreSchema:
         return pa.schema([*fields, *self.values], metadata={KEYS: str(len(self.keys))})
 
 
-@dataclass(frozen=True)
-class Run:
-    """What a manifest says of one file of the store's folder."""
-
-    name: str
-    rows: int
-    bytes: int
-    crc32: int
-    born: int  # the epoch of its newest row
-    first: int  # the first group that it has rows of
-    counts: tuple[int, ...]  # rows of that group and of those that follow it
-    timers: Mapping[str, int | None]  # the earliest time in each timer column
-
-    def count(self, group: int) -> int:
-        at = group - self.first
-        return self.counts[at] if 0 <= at < len(self.counts) else 0
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name, "rows": self.rows, "bytes": self.bytes, "crc32": self.crc32,
-            "born": self.born, "first": self.first, "counts": list(self.counts),
-            "timers": dict(self.timers),
-        }  # fmt: skip
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> Run:
-        return cls(**{**body, "counts": tuple(body["counts"])})
-
-
-def same_keys(one: pa.Table, two: pa.Table) -> Mask:
-    """Row by row: are these the same key? Null is the same as null."""
-    same = np.ones(one.num_rows, np.bool_)
-    for left, right in zip(one.columns, two.columns, strict=True):
-        equal = pc.equal(left, right)
-        if equal.null_count:
-            both = pc.and_(pc.is_null(left), pc.is_null(right))
-            equal = pc.or_(pc.fill_null(equal, False), both)
-        same &= equal.to_numpy()
-    return same
-
-
-def repeated(places: Places, keys: pa.Table) -> Mask | None:
-    """Which rows have the key of a row before them; places are in order. None: no row has."""
-    found = None
-    distance = 1
-    later = np.flatnonzero(places[1:] == places[:-1]) + 1
-    while later.size:
-        again = same_keys(keys.take(later), keys.take(later - distance))
-        if again.any():
-            found = np.zeros(len(places), np.bool_) if found is None else found
-            found[later[again]] = True
-        distance += 1
-        later = later[~again & (later >= distance)]
-        later = later[places[later] == places[later - distance]]
-    return found
-
-
 # ---------------------------------------------------------------- writing
 
 
@@ -155,7 +100,7 @@ class RunWriter:
             return
         if int(places[0]) < self._last or (places[1:] < places[:-1]).any():
             raise ValueError(f"rows for {self._path} are not in the order of their places")
-        if repeated(places, keys) is not None:
+        if find_repeats(places, keys) is not None:
             raise ValueError(f"rows for {self._path} have a key twice")
         if not live.all():
             values = values.take(pa.array(np.arange(len(live)), mask=~live))
@@ -206,7 +151,7 @@ class RunWriter:
     def _described(self, block: pa.RecordBatch) -> dict[str, Any]:
         places = block.column(0)
         timers = {
-            name: pc.min(times(block.column(self._at(name)))).as_py()
+            name: pc.min(to_longs(block.column(self._at(name)))).as_py()
             for name in self._schema.timers
         }
         return {
@@ -278,13 +223,6 @@ class _Summed:
         self.closed = True
 
 
-def times(column: Any) -> Any:
-    """A timer column as numbers: microseconds, if it is of timestamps."""
-    if t.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("us", column.type.tz))
-    return column.cast(pa.int64())
-
-
 # ---------------------------------------------------------------- checksums
 
 
@@ -328,3 +266,159 @@ def verify(path: Path, run: Run) -> Identity:
         )
     remember(path, run)
     return identity
+
+
+_KEPT = 128
+_open: dict[tuple[Identity, StoreSchema], OpenRun] = {}  # the one that was used last comes last
+
+
+def open_run(folder: Path, run: Run, schema: StoreSchema) -> OpenRun:
+    """A run that stays mapped for who needs it next: mapping it anew costs as much as reading it.
+
+    See `close_removed` for files that are removed.
+    """
+    key = (verify(folder / run.name, run), schema)
+    found = _open.pop(key, None) or OpenRun(folder, run, schema)
+    _open[key] = found
+    while len(_open) > _KEPT:
+        del _open[next(iter(_open))]
+    return found
+
+
+def close_removed() -> None:
+    """Unmap runs whose files were removed."""
+    for key in [key for key in _open if not os.path.exists(key[0][0])]:
+        del _open[key]
+
+
+class OpenRun:
+    """A run that was compared with its checksum, as blocks of rows. Nothing is held in memory."""
+
+    def __init__(self, folder: Path, run: Run, schema: StoreSchema) -> None:
+        path = folder / run.name
+        verify(path, run)
+        self._schema = schema
+        self._file = pa.ipc.open_file(pa.memory_map(str(path)))
+        own = self._file.schema
+        self._keys = int(own.metadata[KEYS])
+        number = self._file.num_record_batches - 1
+        blocks = json.loads(self._file.get_batch_with_custom_metadata(number)[1][BLOCKS])
+        self.firsts = np.array([block["first"] for block in blocks], np.int64)
+        self.lasts = np.array([block["last"] for block in blocks], np.int64)
+        self._timers = [block["timers"] for block in blocks]
+        self._names = own.names
+        self._blocks: list[tuple[pa.RecordBatch, Places] | None] = [None] * number
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def block(self, number: int) -> pa.RecordBatch:
+        return self._block(number)[0]
+
+    def places(self, number: int) -> Places:
+        return self._block(number)[1]
+
+    def _block(self, number: int) -> tuple[pa.RecordBatch, Places]:
+        found = self._blocks[number]
+        if found is None:
+            batch = self._file.get_batch(number)
+            found = self._blocks[number] = (batch, batch.column(0).to_numpy())
+        return found
+
+    def keys(self, rows: pa.Table) -> pa.Table:
+        return adapt(rows.select(range(1, self._keys + 1)), self._schema.keys)
+
+    def live(self, rows: pa.Table) -> Mask:
+        found: Mask = rows.column(self._keys + 1).to_numpy()
+        return found
+
+    def values(self, rows: pa.Table) -> pa.Table:
+        return adapt(rows.select(range(self._keys + 2, rows.num_columns)), self._schema.values)
+
+    def earliest(self, number: int, timer: str) -> int | None:
+        """A time that no time of a block is before; None if it has no times at all."""
+        if timer in self._timers[number]:
+            found: int | None = self._timers[number][timer]
+            return found
+        return -END  # it was no timer when the run was written
+
+    def times(self, number: int, timer: str) -> pa.Array | None:
+        if timer not in self._names[self._keys + 2 :]:
+            return None
+        at = self._names.index(timer, self._keys + 2)
+        return to_longs(self.block(number).column(at))
+
+    def between(self, low: int, high: int) -> list[pa.RecordBatch]:
+        """Rows at places in [low, high)."""
+        found = []
+        for number in self.overlapping(low, high):
+            places = self.places(number)
+            start, stop = find_bounds(places, low, high)
+            if start < stop:
+                found.append(self.block(number).slice(start, stop - start))
+        return found
+
+    def overlapping(self, low: int, high: int) -> range:
+        """Blocks that may have rows at places in [low, high)."""
+        start = int(self.lasts.searchsorted(low)) if low < END else len(self)
+        stop = int(self.firsts.searchsorted(high)) if high < END else len(self)
+        return range(start, stop)
+
+    def complete(self, number: int) -> bool:
+        """Does the last place of a block end with it? The next one may have more of its keys."""
+        return number + 1 == len(self) or bool(self.firsts[number + 1] > self.lasts[number])
+
+    def find(
+        self, places: Places, keys: pa.Table, *, values: bool = True
+    ) -> list[tuple[Rows, pa.Table]]:
+        """Which of these keys the run has, and their rows; `values`: with their values."""
+        starts, stops = places.searchsorted(self.firsts), places.searchsorted(self.lasts, "right")
+        tried = []
+        for number in np.flatnonzero(starts < stops).tolist():
+            start, stop = starts[number], stops[number]
+            mine, here = places[start:stop], self.places(number)
+            at = here.searchsorted(mine)
+            hit = np.flatnonzero(here[at] == mine)
+            if hit.size:
+                tried.append((number, at[hit], hit + start))
+        found = []
+        while tried:
+            rows = pa.Table.from_batches([self._take(n, at, values) for n, at, _ in tried])
+            who = np.concatenate([who for _, _, who in tried])
+            # A place that goes on in the next block is asked for in both.
+            each_once = len(who) == len(places) and (who[1:] > who[:-1]).all()
+            asked = keys if each_once else keys.take(who)
+            same = compare_keys(self.keys(rows), asked)
+            if same.all():
+                found.append((who, rows))
+                break
+            found.append((who[same], rows.filter(pa.array(same))))
+            tried = self._next(tried, same, places)
+        return found
+
+    def _next(
+        self, tried: Sequence[tuple[int, Rows, Rows]], same: Mask, places: Places
+    ) -> list[tuple[int, Rows, Rows]]:
+        """The rows after those that have the place and not the key, if they have the place too."""
+        left, start = [], 0
+        for number, at, who in tried:
+            wrong = ~same[start : start + len(at)]
+            start += len(at)
+            here, after, asked = self.places(number), at[wrong] + 1, who[wrong]
+            hit = here[np.minimum(after, len(here) - 1)] == places[asked]
+            hit &= after < len(here)
+            if hit.any():
+                left.append((number, after[hit], asked[hit]))
+        return left
+
+    def _take(self, number: int, at: Rows, values: bool) -> pa.RecordBatch:
+        block = self.block(number)
+        if not values:
+            block = block.select(range(self._keys + 1))
+        return block.take(pa.array(at))
+
+
+def find_bounds(places: Places, low: int, high: int) -> tuple[int, int]:
+    """The slice of ordered places that lies in [low, high)."""
+    stop = int(places.searchsorted(high)) if high < END else len(places)
+    return int(places.searchsorted(low)) if low < END else len(places), stop

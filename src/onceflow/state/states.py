@@ -17,7 +17,7 @@ from pyarrow import types as t
 
 from onceflow.contract.schema import arrow_schema, nullable, parse_schema
 from onceflow.errors import JobError
-from onceflow.state.fit import same_kind
+from onceflow.state.evolve import is_same_kind
 from onceflow.state.vectors import TIMESTAMP
 
 EVENT, PROCESSING = "event", "processing"
@@ -34,12 +34,12 @@ _UNITS = {
 }  # fmt: skip
 
 
-class Declared:
+class StateDeclaration:
     """Anything that a process keeps for each key."""
 
 
 @dataclass(frozen=True)
-class ValueState(Declared):
+class ValueState(StateDeclaration):
     """One value for each key. With `ttl` it is gone when it was not written for so long."""
 
     type: Type
@@ -48,7 +48,7 @@ class ValueState(Declared):
 
 
 @dataclass(frozen=True)
-class ListState(Declared):
+class ListState(StateDeclaration):
     """A list for each key. With `time`, a field of its structs, each element expires by itself."""
 
     type: Type
@@ -58,7 +58,7 @@ class ListState(Declared):
 
 
 @dataclass(frozen=True)
-class MapState(Declared):
+class MapState(StateDeclaration):
     """A map for each key. With `time`, a field of its values, each entry expires by itself."""
 
     key: Type
@@ -69,7 +69,7 @@ class MapState(Declared):
 
 
 @dataclass(frozen=True)
-class ReducingState(Declared):
+class ReducingState(StateDeclaration):
     """One value for each key, into which values of rows are folded; null is passed over.
 
     `how`: sum, min, max, count, first, last, or an associative function of two Arrow arrays of
@@ -84,7 +84,7 @@ class ReducingState(Declared):
 
 
 @dataclass(frozen=True)
-class Timer(Declared):
+class Timer(StateDeclaration):
     """A time for each key, on the clock of events or of processing. Null: none is set."""
 
     clock: str = EVENT
@@ -96,7 +96,7 @@ class Column:
 
     name: str
     type: pa.DataType
-    declared: Declared
+    declared: StateDeclaration
     clock: str  # of a timer; else the one that `ttl` is counted on
     ttl: int | None = None  # microseconds
     time: str | None = None  # the field that elements expire by
@@ -111,7 +111,7 @@ class Column:
         return isinstance(self.declared, Timer)
 
 
-def span(text: Span) -> int:
+def parse_span(text: Span) -> int:
     """ "30 days", "1 hour 30 minutes" or a timedelta: how many microseconds."""
     if isinstance(text, timedelta):
         total = text // timedelta(microseconds=1)
@@ -139,7 +139,7 @@ def arrow_type(kind: Type) -> pa.DataType:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class StepColumns:
     """What a declaration must fit: the columns of keys and rows, and whether time passes."""
 
     owner: str  # the class, for messages
@@ -148,7 +148,9 @@ class Surroundings:
     watermark: bool
 
 
-def resolve(states: Mapping[str, Declared], around: Surroundings) -> tuple[Column, ...]:
+def resolve_columns(
+    states: Mapping[str, StateDeclaration], around: StepColumns
+) -> tuple[Column, ...]:
     """The columns that are kept; `JobError` for the first declaration that is wrong."""
     taken = {name.lower(): "a key column" for name in around.keys.names}
     found = []
@@ -168,7 +170,7 @@ def resolve(states: Mapping[str, Declared], around: Surroundings) -> tuple[Colum
     return tuple(found)
 
 
-def _column(name: str, declared: Declared, around: Surroundings) -> Column:
+def _column(name: str, declared: StateDeclaration, around: StepColumns) -> Column:
     default = EVENT if around.watermark else PROCESSING
     match declared:
         case Timer(clock=clock):
@@ -195,7 +197,7 @@ def _column(name: str, declared: Declared, around: Surroundings) -> Column:
     )
 
 
-def _clock(clock: str, around: Surroundings) -> str:
+def _clock(clock: str, around: StepColumns) -> str:
     if clock not in (EVENT, PROCESSING):
         raise JobError(f"there is no clock {clock!r}", hint='say "event" or "processing"')
     if clock == EVENT and not around.watermark:
@@ -207,12 +209,12 @@ def _clock(clock: str, around: Surroundings) -> str:
 
 
 def _expiry(
-    ttl: Span | None, on: str | None, default: str, around: Surroundings
+    ttl: Span | None, on: str | None, default: str, around: StepColumns
 ) -> tuple[str, int | None]:
     if ttl is None and on is not None:
         raise JobError("ttl_on= says nothing without ttl=", hint='add it, like ttl="30 days"')
     clock = _clock(default if on is None else on, around)
-    return clock, None if ttl is None else span(ttl)
+    return clock, None if ttl is None else parse_span(ttl)
 
 
 def _refuse_time(time: str | None, ttl: Span | None, element: pa.DataType) -> None:
@@ -261,7 +263,7 @@ def _refuse_reduction(state: ReducingState, kind: pa.DataType, rows: pa.Schema) 
 
 
 def _folds_into(given: pa.DataType, kind: pa.DataType, how: Any) -> bool:
-    if same_kind(given, kind):
+    if is_same_kind(given, kind):
         return True
     wider = _is_number(given) and not t.is_integer(kind) and _is_number(kind)
     return wider and not (t.is_floating(given) and t.is_decimal(kind)) and not callable(how)

@@ -15,10 +15,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from onceflow.state.keys import END, Places, first_place, group_of, groups_of
-from onceflow.state.manifest import Entry, Manifest
-from onceflow.state.open_run import OpenRun, bounds, let_go, opened
-from onceflow.state.runs import Mask, Rows, Run, StoreSchema, repeated
+from onceflow.state.keys import END, Places, find_repeats, first_place, group_of, groups_of
+from onceflow.state.manifest import Entry, Manifest, Run
+from onceflow.state.runs import (
+    Mask,
+    OpenRun,
+    Rows,
+    StoreSchema,
+    close_removed,
+    find_bounds,
+    open_run,
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ class Reader:
             (entry, mask) for entry in manifest.entries if (mask := self._mask(entry)).any()
         ]
         self._open: dict[str, OpenRun] = {}
-        let_go()
+        close_removed()
 
     def _mask(self, entry: Entry) -> Mask:
         mask = np.zeros(self.manifest.groups, np.bool_)
@@ -57,7 +64,7 @@ class Reader:
     def open(self, run: Run) -> OpenRun:
         """The run, compared with its checksum. It stays open as long as the reader."""
         if run.name not in self._open:
-            self._open[run.name] = opened(self.folder, run, self.schema)
+            self._open[run.name] = open_run(self.folder, run, self.schema)
         return self._open[run.name]
 
     # ------------------------------------------------------------ some keys
@@ -134,7 +141,7 @@ class Reader:
             run, count = self.open(entry.run), 0
             for number in run.overlapping(low, high):
                 at = self._due_rows(run, number, timer, (since, until), mask)
-                start, stop = bounds(run.places(number), low, high)
+                start, stop = find_bounds(run.places(number), low, high)
                 at = at[(at >= start) & (at < stop)]
                 if at.size:
                     found.append((age, number, at))
@@ -181,7 +188,7 @@ class Reader:
             reach = min(reach, max(int(everything[most]), int(everything[0]) + 1))
         keys, kept, owners = [self.schema.keys.empty_table()], [], []
         for (age, number, at), there in zip(found, places, strict=True):
-            stop = bounds(there, -END, reach)[1]
+            stop = find_bounds(there, -END, reach)[1]
             if stop:
                 kept.append(there[:stop])
                 owners.append(np.full(stop, age))
@@ -230,7 +237,7 @@ class Reader:
         for part, runs in self._alike():
             one, two = first_place(part.start, groups), first_place(part.stop, groups)
             opened = [self.open(run) for run in runs]
-            for piece in merged(opened, max(one, start), min(two, stop)):
+            for piece in merge_runs(opened, max(one, start), min(two, stop)):
                 live = piece.live
                 if live.all():
                     yield piece.places, piece.keys, piece.values
@@ -255,7 +262,7 @@ def _none_due(run: Run, timer: str, until: int) -> bool:
     return earliest is None or earliest > until
 
 
-def merged(runs: Sequence[OpenRun], low: int, high: int) -> Iterator[Piece]:
+def merge_runs(runs: Sequence[OpenRun], low: int, high: int) -> Iterator[Piece]:
     """The newest version, tombstones too, of all keys at places in [low, high).
 
     Runs are newest first. At most one block of each is worked on at a time.
@@ -282,7 +289,7 @@ def _newest(parts: Sequence[tuple[OpenRun, pa.Table]]) -> Piece:
     # Rows of one place stay in the order of age, so of a key the newest comes first.
     order = np.argsort(places, kind="stable")
     places, keys = places[order], keys.combine_chunks().take(pa.array(order))
-    older = repeated(places, keys)
+    older = find_repeats(places, keys)
     if older is not None:
         newest = ~older
         places, keys, order = places[newest], keys.filter(pa.array(newest)), order[newest]

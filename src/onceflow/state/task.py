@@ -27,12 +27,12 @@ import pyarrow.parquet as pq
 from onceflow.contract.schema import arrow_schema
 from onceflow.errors import BadRows
 from onceflow.faults.points import reach_in_task
-from onceflow.state.compact import choose, compact
-from onceflow.state.keys import first_place, task_ranges
+from onceflow.state.compact import compact, plan_merges
+from onceflow.state.keys import first_place, task_ranges, unique_keys
 from onceflow.state.manifest import Manifest
-from onceflow.state.process import KeyedProcess
-from onceflow.state.runs import RunWriter, StoreSchema, same_keys
-from onceflow.state.step import Step, Time
+from onceflow.state.process import KeyedProcess, Time
+from onceflow.state.runs import RunWriter, StoreSchema
+from onceflow.state.step import Step
 from onceflow.state.store import Reader
 from onceflow.store.posix import translate_disk_full
 
@@ -186,7 +186,7 @@ class _Task:
         keys = pa.concat_tables([k for _, k in found])
         within = places < reached
         places, keys = places[within], keys.filter(pa.array(within))
-        places, keys, _ = _distinct(places, keys)
+        places, keys, _ = unique_keys(places, keys)
         self._counts.fired += len(places)
         return places, keys, reached
 
@@ -201,10 +201,10 @@ class _Task:
         if due_keys is not None and len(due):
             everything = np.concatenate([places, due])
             both = pa.concat_tables([keys, due_keys.cast(self._step.keys)])
-            key_places, key_table, number = _distinct(everything, both)
+            key_places, key_table, number = unique_keys(everything, both)
             index = number[: len(places)]
         else:
-            key_places, key_table, index = _distinct(places, keys)
+            key_places, key_table, index = unique_keys(places, keys)
         inner = rows.select(self._schema.names)
         inner = inner if inner.schema.equals(self._schema) else inner.cast(self._schema)
         if len(index) and (np.diff(index) < 0).any():  # keys that share a place
@@ -232,7 +232,7 @@ class _Task:
                 )
 
     def _compact(self, run: Any) -> list[Any]:
-        plan = choose(self._work.manifest, run, self._groups)
+        plan = plan_merges(self._work.manifest, run, self._groups)
         if not plan:
             return []
 
@@ -303,53 +303,6 @@ def _slices(
         size, weight = table.num_rows - cut, sum(batch.nbytes for batch in held)
     table = pa.Table.from_batches(held, schema) if schema is not None else nothing
     yield table, end
-
-
-def _distinct(places: np.ndarray, keys: pa.Table) -> tuple[np.ndarray, pa.Table, np.ndarray]:
-    """Places and keys without repetition, in the order of places; and the number of each given."""
-    if not len(places):
-        return places, keys, np.zeros(0, np.int64)
-    order = None
-    if (places[1:] < places[:-1]).any():  # their difference may not fit into a long
-        order = np.argsort(places, kind="stable")
-        places, keys = places[order], keys.take(pa.array(order))
-    first = np.empty(len(places), bool)
-    first[0] = True
-    np.not_equal(places[1:], places[:-1], out=first[1:])
-    again = np.flatnonzero(~first)  # each must be the key before it
-    if not same_keys(keys.take(pa.array(again)), keys.take(pa.array(again - 1))).all():
-        return _distinct_by_value(places, keys, order)
-    number = np.cumsum(first) - 1
-    starts = np.flatnonzero(first)
-    found = keys if len(starts) == len(places) else keys.take(pa.array(starts))
-    return places[starts], found, _unordered(number, order)
-
-
-def _unordered(number: np.ndarray, order: np.ndarray | None) -> np.ndarray:
-    if order is None:
-        return number
-    back = np.empty(len(number), np.int64)
-    back[order] = number
-    return back
-
-
-def _distinct_by_value(
-    places: np.ndarray, keys: pa.Table, order: np.ndarray | None
-) -> tuple[np.ndarray, pa.Table, np.ndarray]:
-    """As `_distinct`, where different keys share a place."""
-    seen: dict[tuple[Any, ...], int] = {}
-    number = np.empty(len(places), np.int64)
-    starts: list[int] = []
-    # As numbers: Arrow has times that Python has not.
-    plain = [c.cast(pa.int64()) if pa.types.is_timestamp(c.type) else c for c in keys.columns]
-    columns = [column.to_pylist() for column in plain]
-    for row, key in enumerate(zip(places.tolist(), *columns, strict=True)):
-        if key not in seen:
-            seen[key] = len(starts)
-            starts.append(row)
-        number[row] = seen[key]
-    rows = np.array(starts)
-    return places[rows], keys.take(pa.array(rows)), _unordered(number, order)
 
 
 def _numpy(column: Any) -> np.ndarray:

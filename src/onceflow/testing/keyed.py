@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from onceflow.contract.schema import arrow_schema, nullable, parse_schema
 from onceflow.errors import JobError
-from onceflow.state.process import KeyedProcess
-from onceflow.state.states import span
-from onceflow.state.step import Step, Time
-from onceflow.state.vectors import NEVER, as_micros, micros
+from onceflow.state.process import KeyedProcess, Time
+from onceflow.state.states import parse_span
+from onceflow.state.step import Step
+from onceflow.state.vectors import NEVER, datetime_to_micros, to_micros
 
 Rows: TypeAlias = "Sequence[Mapping[str, Any]] | pa.Table"
 _START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -55,8 +55,8 @@ class KeyedHarness:
             event_time=event_time,
             watermark=watermark is not None,
         )
-        self._delay = None if watermark is None else span(watermark)
-        self._now, self._epoch = as_micros(now), -1
+        self._delay = None if watermark is None else parse_span(watermark)
+        self._now, self._epoch = datetime_to_micros(now), -1
         self._watermark: int | None = None
         self._keys: dict[tuple[Any, ...], int] = {}  # key -> its row in what is stored
         self._stored = pa.schema([*self.step.keys, *self.step.values]).empty_table()
@@ -84,7 +84,9 @@ class KeyedHarness:
         """Move the clock of processing, and fire what is due by then."""
         if (to is None) == (by is None):
             raise JobError("advance takes to= or by=", hint="give one of them")
-        then = as_micros(to) if to is not None else self._now + (by or timedelta()) // _MICRO
+        then = (
+            datetime_to_micros(to) if to is not None else self._now + (by or timedelta()) // _MICRO
+        )
         self._now = then
         return self._run(self.rows.empty_table())
 
@@ -92,7 +94,7 @@ class KeyedHarness:
         """Move the watermark, and fire what is due by then. It never goes back."""
         if self._delay is None:
             raise JobError("this step has no watermark", hint='give watermark="10 minutes"')
-        self._move(as_micros(to))
+        self._move(datetime_to_micros(to))
         return self._run(self.rows.empty_table())
 
     def state(self, key: Any = None) -> Any:
@@ -163,7 +165,7 @@ class KeyedHarness:
         is_due = np.zeros(len(self._stored), np.bool_)
         for timer, clock in self.step.timers.items():
             until = self._watermark if clock == "event" else self._now
-            at = micros(self._stored[timer], NEVER)
+            at = to_micros(self._stored[timer], NEVER)
             if until is not None:
                 is_due |= at <= until
         return [key for key, n in self._keys.items() if is_due[n]]
@@ -185,7 +187,7 @@ class KeyedHarness:
         return pa.Table.from_pylist(list(rows), self.rows)
 
     def _micros(self, rows: pa.Table) -> Any:
-        return micros(rows[self.step.event_time], _NO_TIME)
+        return to_micros(rows[self.step.event_time], _NO_TIME)
 
     def _on_time(self, rows: pa.Table) -> pa.Table:
         if self._watermark is None:

@@ -13,17 +13,21 @@ import pyarrow.compute as pc
 
 from onceflow.errors import JobError
 from onceflow.state.process import KeyedProcess
-from onceflow.state.rows import added, as_columns, as_structs, field, struct_of
-from onceflow.state.states import ListState, Span, Timer, span
+from onceflow.state.states import ListState, Span, Timer, parse_span
 from onceflow.state.vectors import (
     LONG_AGO,
     Ints,
-    by_key_and_time,
-    micros,
-    one,
-    packed,
-    picked,
-    timestamps,
+    append_elements,
+    combine,
+    get_field,
+    order_by_key_and_time,
+    pack,
+    row_type,
+    rows_to_structs,
+    structs_to_columns,
+    take_or_null,
+    to_micros,
+    to_timestamps,
 )
 
 _AT, _KIND = "at", "kind"
@@ -71,7 +75,7 @@ class JoinLast(KeyedProcess):
             )
         if self._of in self._to or not self._to:
             raise JobError(f"{owner}: to={self._to!r}", hint=f"name other kinds than {self._of}")
-        self._within, self._at = span(self._given), at
+        self._within, self._at = parse_span(self._given), at
         self._time_type = rows.field(at).type
         taken = [pa.field(f"matched_{name}", rows.field(name).type) for name in self._take]
         found = [pa.field("matched", pa.string()), pa.field("matched_at", self._time_type), *taken]
@@ -82,18 +86,18 @@ class JoinLast(KeyedProcess):
         # A row that is asked for at the end of its time must still be there, just after it.
         ttl = timedelta(microseconds=self._within + 2)
         self.declare(
-            waiting=ListState(struct_of(rows, keys)),
+            waiting=ListState(row_type(rows, keys)),
             seen=ListState(seen, ttl=ttl, ttl_on="event", time=_AT),
             answer_at=Timer("event"),
         )
         self.output = pa.schema([*rows, *found])
 
     def process(self, keys: pa.Table, rows: pa.Table) -> Any:
-        kinds = one(rows[self._kind])
+        kinds = combine(rows[self._kind])
         asking = np.flatnonzero(_is(kinds, self._of))
         rank = pc.index_in(kinds.cast(pa.string()), pa.array(self._to, pa.string()))
         rank = rank.fill_null(-1).to_numpy(zero_copy_only=False)
-        at = micros(rows[self._at], LONG_AGO)
+        at = to_micros(rows[self._at], LONG_AGO)
         answering = np.flatnonzero((rank >= 0) & (at != LONG_AGO))
         seen = self._as_seen(rows, rank, answering)
         asks = rows.take(pa.array(asking))
@@ -106,8 +110,8 @@ class JoinLast(KeyedProcess):
 
     def _as_seen(self, rows: pa.Table, rank: Ints, which: Ints) -> pa.Array:
         some = rows.take(pa.array(which))
-        taken = [one(some[name]) for name in self._take]
-        columns = [pa.array(rank[which], pa.int32()), one(some[self._at]), *taken]
+        taken = [combine(some[name]) for name in self._take]
+        columns = [pa.array(rank[which], pa.int32()), combine(some[self._at]), *taken]
         names = [_KIND, _AT, *(f"take{n}" for n in range(len(taken)))]
         return pa.StructArray.from_arrays(columns, names)
 
@@ -115,32 +119,36 @@ class JoinLast(KeyedProcess):
         self, keys: pa.Table, rows: pa.Table, rows_of: Ints, seen: pa.Array, seen_of: Ints
     ) -> Any:
         """Emit what is certain; the rest waits. `rows` ask, `seen` answer."""
-        waiting, known = one(keys["waiting"]), one(keys["seen"])
-        new = as_structs(rows, waiting.type.value_type)
-        asked, of, _ = added(waiting, new, rows_of)
-        at = micros(field(asked, self._at), LONG_AGO)
-        elements, elements_of, _ = added(known, seen, seen_of)
-        there = _Seen(elements, elements_of, micros(field(elements, _AT), LONG_AGO)).in_order()
+        waiting, known = combine(keys["waiting"]), combine(keys["seen"])
+        new = rows_to_structs(rows, waiting.type.value_type)
+        asked, of, _ = append_elements(waiting, new, rows_of)
+        at = to_micros(get_field(asked, self._at), LONG_AGO)
+        elements, elements_of, _ = append_elements(known, seen, seen_of)
+        there = _Seen(
+            elements, elements_of, to_micros(get_field(elements, _AT), LONG_AGO)
+        ).in_order()
 
         certain = (at < self.settled[of]) | (at == LONG_AGO)
         sure, unsure = np.flatnonzero(certain), np.flatnonzero(~certain)
         match = self._matches(there, of[sure], at[sure])
-        out = as_columns(keys.select(self.binding.keys.names), of[sure], asked.take(pa.array(sure)))
-        found = picked(there.elements, match)
+        out = structs_to_columns(
+            keys.select(self.binding.keys.names), of[sure], asked.take(pa.array(sure))
+        )
+        found = take_or_null(there.elements, match)
         kinds = pa.array(self._to, pa.string())
-        out["matched"] = kinds.take(field(found, _KIND))
-        out["matched_at"] = field(found, _AT)
+        out["matched"] = kinds.take(get_field(found, _KIND))
+        out["matched_at"] = get_field(found, _AT)
         for n, name in enumerate(self._take):
-            out[f"matched_{name}"] = field(found, f"take{n}")
+            out[f"matched_{name}"] = get_field(found, f"take{n}")
 
         rest_of, rest = of[unsure], asked.take(pa.array(unsure))
         answer = np.full(len(keys), np.iinfo(np.int64).max)
         np.minimum.at(answer, rest_of, at[unsure] + 1)  # rows at the same time count, so after it
         kept = there.take(there.of_use(self.settled))
         return out, {
-            "waiting": packed(rest, rest_of, len(keys), waiting.type),
-            "seen": packed(kept.elements, kept.of, len(keys), known.type),
-            "answer_at": timestamps(answer, answer == np.iinfo(np.int64).max),
+            "waiting": pack(rest, rest_of, len(keys), waiting.type),
+            "seen": pack(kept.elements, kept.of, len(keys), known.type),
+            "answer_at": to_timestamps(answer, answer == np.iinfo(np.int64).max),
         }
 
     def _matches(self, seen: _Seen, of: Ints, at: Ints) -> Ints:
@@ -166,19 +174,19 @@ class _Seen:
     at: Ints
 
     def kinds(self) -> Ints:
-        return np.asarray(field(self.elements, _KIND).to_numpy(zero_copy_only=False))
+        return np.asarray(get_field(self.elements, _KIND).to_numpy(zero_copy_only=False))
 
     def take(self, which: Ints) -> _Seen:
         return _Seen(self.elements.take(pa.array(which)), self.of[which], self.at[which])
 
     def in_order(self) -> _Seen:
         """By key and time; of those at the same time in the order that they came in."""
-        return self.take(by_key_and_time(self.of, self.at))
+        return self.take(order_by_key_and_time(self.of, self.at))
 
     def of_use(self, settled: Ints) -> Ints:
         """All but those that a later one of their kind hides from whatever is still to come."""
         kinds = self.kinds()
-        order = by_key_and_time(self.of, kinds)  # by key and kind, and still by time
+        order = order_by_key_and_time(self.of, kinds)  # by key and kind, and still by time
         is_past = (self.at < settled[self.of])[order]
         of, kinds = self.of[order], kinds[order]
         hidden = np.zeros(len(order), np.bool_)
@@ -191,7 +199,7 @@ def _last_before(seen_of: Ints, seen_at: Ints, of: Ints, at: Ints) -> Ints:
     if not len(seen_of) or not len(of):
         return np.full(len(of), -1, np.int64)
     keys, times = np.concatenate((seen_of, of)), np.concatenate((seen_at, at))
-    order = by_key_and_time(keys, times)  # of equal times those that were seen come first
+    order = order_by_key_and_time(keys, times)  # of equal times those that were seen come first
     number = np.concatenate((np.arange(len(seen_of)), np.full(len(of), -1)))[order]
     last = np.empty(len(order), np.int64)
     last[order] = np.maximum.accumulate(number)

@@ -10,12 +10,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from onceflow.errors import JobError
-from onceflow.state.aggregates import aggregates
+from onceflow.state.aggregates import find_starts, parse_aggregates
 from onceflow.state.process import KeyedProcess
-from onceflow.state.reducing import run_starts
-from onceflow.state.rows import added, as_columns, as_structs, field, struct_of
-from onceflow.state.states import ListState, ReducingState, Span, ValueState, span
-from onceflow.state.vectors import LONG_AGO, TIMESTAMP, Bools, Ints, micros, one, packed, valid
+from onceflow.state.states import ListState, ReducingState, Span, ValueState, parse_span
+from onceflow.state.vectors import (
+    LONG_AGO,
+    TIMESTAMP,
+    Bools,
+    Ints,
+    append_elements,
+    combine,
+    get_field,
+    is_valid,
+    pack,
+    row_type,
+    rows_to_structs,
+    structs_to_columns,
+    to_micros,
+)
 
 
 class Totals(KeyedProcess):
@@ -28,7 +40,7 @@ class Totals(KeyedProcess):
         self._totals, self._ttl = dict(totals), ttl
 
     def bind(self, keys: pa.Schema, rows: pa.Schema) -> None:
-        for found in aggregates(self._totals, rows, type(self).__name__):
+        for found in parse_aggregates(self._totals, rows, type(self).__name__):
             state = ReducingState(found.type, found.how, of=found.of, ttl=self._ttl)
             self.declare(**{found.name: state})
 
@@ -53,28 +65,28 @@ class Deduplicate(KeyedProcess):
         self.output = rows
 
     def process(self, keys: pa.Table, rows: pa.Table) -> Any:
-        known = one(keys["ids"])
+        known = combine(keys["ids"])
         new = self._ids(rows, known.type.value_type)
-        both, of, stood = added(known, new, self.index)
+        both, of, stood = append_elements(known, new, self.index)
         codes = of
         for n in range(len(self._id)):
-            codes = _paired(codes, one(both.field(n)))
+            codes = _paired(codes, combine(both.field(n)))
         before = len(both) - len(rows)
-        ttl = None if self._ttl is None else span(self._ttl)
-        kept = _kept(codes, micros(both.field(len(self._id)), LONG_AGO), stood < before, ttl)
-        ids = packed(both.take(pa.array(kept)), of[kept], len(keys), known.type)
+        ttl = None if self._ttl is None else parse_span(self._ttl)
+        kept = _kept(codes, to_micros(both.field(len(self._id)), LONG_AGO), stood < before, ttl)
+        ids = pack(both.take(pa.array(kept)), of[kept], len(keys), known.type)
         fresh = stood[kept] - before
         return rows.take(pa.array(np.sort(fresh[fresh >= 0]))), {"ids": ids}
 
     def _ids(self, rows: pa.Table, kind: pa.StructType) -> pa.Array:
         bound = self.binding
         if bound.watermark:
-            at = one(rows[bound.event_time]).cast(pa.int64()).cast(TIMESTAMP)
+            at = combine(rows[bound.event_time]).cast(pa.int64()).cast(TIMESTAMP)
             if self.time.watermark is not None:
                 at = at.fill_null(pa.scalar(self.time.watermark, TIMESTAMP))
         else:
             at = pa.array(np.full(len(rows), self.time.now)).cast(TIMESTAMP)
-        columns = [*(one(rows[name]) for name in self._id), at]
+        columns = [*(combine(rows[name]) for name in self._id), at]
         return pa.StructArray.from_arrays(columns, fields=list(kind))
 
 
@@ -94,7 +106,7 @@ def _kept(codes: Ints, at: Ints, known: Bools, ttl: int | None) -> Ints:
             near |= (following >= 0) & (at[following] - at < ttl)
         left &= ~near
         rest = np.flatnonzero(left)
-        first = rest[run_starts(codes[rest])]
+        first = rest[find_starts(codes[rest])]
         kept[first], left[first] = True, False
     return np.sort(order[kept])
 
@@ -128,31 +140,35 @@ class Last(KeyedProcess):
             raise JobError(
                 f"{type(self).__name__}: order={self._order!r} is a key", hint="name another column"
             )
-        self.declare(row=ValueState(struct_of(rows, keys), ttl=self._ttl))
+        self.declare(row=ValueState(row_type(rows, keys), ttl=self._ttl))
         self.output = rows
 
     def process(self, keys: pa.Table, rows: pa.Table) -> Any:
-        old = one(keys["row"])
-        by = one(rows[self._order])
+        old = combine(keys["row"])
+        by = combine(rows[self._order])
         order = pc.sort_indices(
             pa.table({"key": pa.array(self.index), "there": by.is_valid(), "by": by}),
             sort_keys=[("key", "ascending"), ("there", "ascending"), ("by", "ascending")],
         )
         # The keys are all there, so the last row of each stands before the first of the next.
         last = order.take(pa.array(np.append(self.starts[1:], len(rows)) - 1))
-        new = as_structs(rows.take(last), old.type)
-        newer = _not_before(field(new, self._order), field(old, self._order)) | ~valid(old)
+        new = rows_to_structs(rows.take(last), old.type)
+        newer = _not_before(get_field(new, self._order), get_field(old, self._order)) | ~is_valid(
+            old
+        )
         which = np.arange(len(keys)) + np.where(newer, len(keys), 0)
         row = pa.concat_arrays([old, new]).take(pa.array(which))
         at = np.flatnonzero(newer)
-        columns = as_columns(keys.select(self.binding.keys.names), at, row.take(pa.array(at)))
+        columns = structs_to_columns(
+            keys.select(self.binding.keys.names), at, row.take(pa.array(at))
+        )
         return columns, {"row": row}
 
 
 def _not_before(new: pa.Array, old: pa.Array) -> Bools:
     """Null is before everything."""
     later = pc.fill_null(pc.greater_equal(new, old), False).to_numpy(zero_copy_only=False)
-    return np.asarray(later | ~valid(old), np.bool_)
+    return np.asarray(later | ~is_valid(old), np.bool_)
 
 
 class TopN(KeyedProcess):
@@ -175,26 +191,26 @@ class TopN(KeyedProcess):
             raise JobError(f"{owner}: by={self._by!r} is a key", hint="name another column")
         if self._rank in rows.names:
             raise JobError(f"{owner}: the rows have a column {self._rank}", hint="give rank=…")
-        self.declare(top=ListState(struct_of(rows, keys), ttl=self._ttl))
+        self.declare(top=ListState(row_type(rows, keys), ttl=self._ttl))
         self.output = rows.append(pa.field(self._rank, pa.int32()))
 
     def process(self, keys: pa.Table, rows: pa.Table) -> Any:
-        known = one(keys["top"])
-        new = as_structs(rows, known.type.value_type)
-        there = valid(field(new, self._by))
-        if pa.types.is_floating(field(new, self._by).type):
-            there &= ~np.isnan(field(new, self._by).to_numpy(zero_copy_only=False))
+        known = combine(keys["top"])
+        new = rows_to_structs(rows, known.type.value_type)
+        there = is_valid(get_field(new, self._by))
+        if pa.types.is_floating(get_field(new, self._by).type):
+            there &= ~np.isnan(get_field(new, self._by).to_numpy(zero_copy_only=False))
         able = np.flatnonzero(there)
-        both, of, stood = added(known, new.take(pa.array(able)), self.index[able])
+        both, of, stood = append_elements(known, new.take(pa.array(able)), self.index[able])
         order = pc.sort_indices(
-            pa.table({"key": pa.array(of), "by": field(both, self._by)}),
+            pa.table({"key": pa.array(of), "by": get_field(both, self._by)}),
             sort_keys=[
                 ("key", "ascending"),
                 ("by", "descending" if self._largest else "ascending"),
             ],
         ).to_numpy()
         of = of[order]
-        starts = run_starts(of)
+        starts = find_starts(of)
         ranks = np.arange(len(of)) - np.repeat(starts, np.diff(np.append(starts, len(of))))
         best = np.flatnonzero(ranks < self._n)
         of, ranks, order = of[best], ranks[best], order[best]
@@ -204,9 +220,9 @@ class TopN(KeyedProcess):
         changed[of[is_new]] = True
         shown = np.flatnonzero(changed[of])
         plain = keys.select(self.binding.keys.names)
-        out = as_columns(plain, of[shown], kept.take(pa.array(shown)))
+        out = structs_to_columns(plain, of[shown], kept.take(pa.array(shown)))
         out[self._rank] = pa.array(ranks[shown] + 1, pa.int32())
-        return out, {"top": packed(kept, of, len(keys), known.type)}
+        return out, {"top": pack(kept, of, len(keys), known.type)}
 
 
 def _refuse_missing(process: KeyedProcess, names: Sequence[str], rows: pa.Schema) -> None:

@@ -10,21 +10,20 @@ import numpy as np
 import pyarrow as pa
 
 from onceflow.errors import JobError
-from onceflow.state.aggregates import Aggregate, aggregates
-from onceflow.state.fit import fitted
+from onceflow.state.aggregates import Aggregate, find_starts, parse_aggregates, reduce
 from onceflow.state.process import KeyedProcess
-from onceflow.state.reducing import reduce, run_starts
-from onceflow.state.states import ListState, Span, Timer, span
+from onceflow.state.results import convert
+from onceflow.state.states import ListState, Span, Timer, parse_span
 from onceflow.state.vectors import (
     LONG_AGO,
     Ints,
-    by_key_and_time,
-    micros,
-    one,
-    packed,
-    timestamps,
-    unpacked,
-    valid,
+    combine,
+    is_valid,
+    order_by_key_and_time,
+    pack,
+    to_micros,
+    to_timestamps,
+    unpack,
 )
 
 _START, _END = "start", "end"
@@ -49,8 +48,8 @@ class Sessions(KeyedProcess):
                 f"{owner}: without a watermark no session is ever complete",
                 hint="give the step event_time= and watermark=",
             )
-        self._gap = span(self._given)
-        self._aggregates = aggregates(self._totals, rows, owner)
+        self._gap = parse_span(self._given)
+        self._aggregates = parse_aggregates(self._totals, rows, owner)
         taken = [*keys.names, _START, _END]
         if twice := [name for name in self._totals if name in taken]:
             raise JobError(f"{owner}: {twice[0]} is there already", hint="rename the total")
@@ -63,7 +62,7 @@ class Sessions(KeyedProcess):
         self.output = pa.schema([*keys, *pa.struct(fields)])
 
     def process(self, keys: pa.Table, rows: pa.Table) -> Any:
-        at = micros(rows[self.binding.event_time], LONG_AGO)
+        at = to_micros(rows[self.binding.event_time], LONG_AGO)
         there = np.flatnonzero(at != LONG_AGO)
         some = pa.array(there)
         values = [_contribution(found, rows).take(some) for found in self._aggregates]
@@ -74,15 +73,15 @@ class Sessions(KeyedProcess):
         return self._closed(keys, self._open(keys))
 
     def _open(self, keys: pa.Table) -> _Sessions:
-        elements, of = unpacked(one(keys["open_sessions"]))
+        elements, of = unpack(combine(keys["open_sessions"]))
         start, end, *values = elements.flatten()
-        return _Sessions(of, micros(start, LONG_AGO), micros(end, LONG_AGO), values)
+        return _Sessions(of, to_micros(start, LONG_AGO), to_micros(end, LONG_AGO), values)
 
     def _merged(self, all_: _Sessions) -> _Sessions:
         """Sessions that touch become one."""
         if not len(all_.of):
             return all_
-        found = all_.take(by_key_and_time(all_.of, all_.start))
+        found = all_.take(order_by_key_and_time(all_.of, all_.start))
         latest = _running_latest(found)
         is_first = np.ones(len(found.of), np.bool_)
         apart = found.start[1:] >= latest[:-1] + self._gap
@@ -101,23 +100,23 @@ class Sessions(KeyedProcess):
         complete = found.end + self._gap <= self.settled[found.of]
         out = found.take(np.flatnonzero(complete))
         rest = found.take(np.flatnonzero(~complete))
-        known = one(keys["open_sessions"]).type
+        known = combine(keys["open_sessions"]).type
         names = known.value_type
         some = pa.array(out.of)
         columns = {name: keys[name].take(some) for name in self.binding.keys.names}
         for n, column in enumerate(self._columns_of(out)):
             columns[names.field(n).name] = column
         structs = pa.StructArray.from_arrays(self._columns_of(rest), fields=list(names))
-        first = run_starts(rest.of)
+        first = find_starts(rest.of)
         close = np.full(len(keys), LONG_AGO, np.int64)
         close[rest.of[first]] = rest.end[first] + self._gap
         return columns, {
-            "open_sessions": packed(structs, rest.of, len(keys), known),
-            "close_at": timestamps(close, close == LONG_AGO),
+            "open_sessions": pack(structs, rest.of, len(keys), known),
+            "close_at": to_timestamps(close, close == LONG_AGO),
         }
 
     def _columns_of(self, found: _Sessions) -> list[pa.Array]:
-        times = (timestamps(at, kind=self._kind) for at in (found.start, found.end))
+        times = (to_timestamps(at, kind=self._kind) for at in (found.start, found.end))
         return [*times, *found.values]
 
 
@@ -156,19 +155,19 @@ def _running_latest(found: _Sessions) -> Ints:
 def _contribution(found: Aggregate, rows: pa.Table) -> pa.Array:
     """What each row alone would come to."""
     if found.how != "count":
-        return one(rows[found.of]).cast(found.type)
+        return combine(rows[found.of]).cast(found.type)
     if found.of is None:
         return pa.array(np.ones(len(rows), np.int64))
-    return pa.array(valid(one(rows[found.of])).astype(np.int64))
+    return pa.array(is_valid(combine(rows[found.of])).astype(np.int64))
 
 
 def _total(found: Aggregate, values: pa.Array, group: Ints, end: Ints) -> pa.Array:
     size = int(group[-1]) + 1
     if found.how == "first":
-        return values.take(pa.array(run_starts(group)))
+        return values.take(pa.array(find_starts(group)))
     if found.how == "last":
-        order = by_key_and_time(group, end)
-        lasts = np.append(run_starts(group)[1:], len(group)) - 1
+        order = order_by_key_and_time(group, end)
+        lasts = np.append(find_starts(group)[1:], len(group)) - 1
         return values.take(pa.array(order[lasts]))
     how = "sum" if found.how == "count" else found.how
-    return fitted(reduce(how, values, group, size), found.type, f"total {found.name}")
+    return convert(reduce(how, values, group, size), found.type, f"total {found.name}")
