@@ -85,12 +85,12 @@ def _ignore_the_term() -> None:
     """In the ledgers and in the epoch log."""
     from dataclasses import replace
 
-    from onceflow.contract.ledger import Outcome, judge
+    from onceflow.contract.ledger import Verdict, judge
     from onceflow.protocol.epoch_log import EpochLog
 
     _judge_by(
         lambda ledger, publication, target: (
-            judge(replace(ledger, term=0), publication, target) is Outcome.PUBLISHED
+            judge(replace(ledger, term=0), publication, target) is Verdict.PUBLISH
         )
     )
 
@@ -101,13 +101,13 @@ def _ignore_the_term() -> None:
 
 
 def _judge_by(goes_on: Callable[[Any, Any, str], bool]) -> None:
-    from onceflow.contract.ledger import Outcome
+    from onceflow.contract.ledger import Verdict
     from onceflow.folders import commit_log as commits
     from onceflow.sqlite import sink as sqlite
 
-    def judge(ledger: Any, publication: Any, target: str) -> Outcome:
+    def judge(ledger: Any, publication: Any, target: str) -> Verdict:
         on = goes_on(ledger, publication, target)
-        return Outcome.PUBLISHED if on else Outcome.ALREADY_PUBLISHED
+        return Verdict.PUBLISH if on else Verdict.ALREADY_PUBLISHED
 
     _put(commits, judge=judge)
     _put(sqlite, judge=judge)
@@ -115,14 +115,14 @@ def _judge_by(goes_on: Callable[[Any, Any, str], bool]) -> None:
 
 @_mutant("ledger-in-another-transaction")
 def _ledger_in_another_transaction() -> None:
-    from onceflow.contract.ledger import Outcome, Publication, judge
+    from onceflow.contract.ledger import Outcome, Publication, Verdict, judge
     from onceflow.faults.points import reach
     from onceflow.sqlite.sink import Sqlite
 
     def publish(self: Sqlite, publication: Publication) -> Outcome:
         with self._writing() as db:
             ledger = self._ledger(db, publication.output)
-            if judge(ledger, publication, str(self)) is Outcome.ALREADY_PUBLISHED:
+            if judge(ledger, publication, str(self)) is Verdict.ALREADY_PUBLISHED:
                 return Outcome.ALREADY_PUBLISHED
             self._write(db, publication, None)
         reach("sqlite.written")
@@ -310,16 +310,16 @@ def _copy_trusted_after_a_server_crash() -> None:
 @_mutant("ledger-compared-by-number-only")
 def _ledger_compared_by_number_only() -> None:
     """An epoch with a number that the ledger has is taken for published, whoever decided it."""
-    from onceflow.contract.ledger import Outcome, judge
+    from onceflow.contract.ledger import Verdict, judge
     from onceflow.folders import commit_log as commits
     from onceflow.kafka import sink as kafka
     from onceflow.kafka import slot as kafka_slots
     from onceflow.postgres import sink as postgres
     from onceflow.sqlite import sink as sqlite
 
-    def by_number(ledger: Any, publication: Any, target: str) -> Outcome:
+    def by_number(ledger: Any, publication: Any, target: str) -> Verdict:
         if ledger.position is not None and ledger.position.epoch >= publication.epoch:
-            return Outcome.ALREADY_PUBLISHED
+            return Verdict.ALREADY_PUBLISHED
         return judge(ledger, publication, target)
 
     for module in (commits, kafka, kafka_slots, postgres, sqlite):

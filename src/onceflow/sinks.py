@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from onceflow.contract.ledger import Committable, Ledger, Outcome, Position, Publication, judge
+from onceflow.contract.ledger import (
+    Committable,
+    Ledger,
+    Outcome,
+    Position,
+    Publication,
+    Verdict,
+    judge,
+)
 from onceflow.contract.registry import open_target
 from onceflow.contract.sink import Sink, Staged
 from onceflow.files.sink import Files
@@ -24,6 +32,7 @@ __all__ = [
     "Sink",
     "Sqlite",
     "Staged",
+    "Verdict",
     "judge",
     "open_target",
 ]

@@ -7,7 +7,7 @@ from json_store import Store
 from onceflow.contract.ledger import staged_file_gone
 from onceflow.contract.schema import columns, leaf_types, refuse_difference
 from onceflow.errors import Fenced, JobError, TargetBehind
-from onceflow.sinks import Ledger, Outcome, Position, Sink, judge
+from onceflow.sinks import Ledger, Outcome, Position, Sink, Verdict, judge
 
 
 class JsonFile(Sink):
@@ -38,13 +38,13 @@ class JsonFile(Sink):
     def publish(self, publication):
         with self.store.change() as content:
             said = self._said(content, publication.output)
-            outcome = judge(self._ledger(said), publication, str(self))
-            if outcome is Outcome.PUBLISHED:
-                content["columns"] = columns(publication.schema)
-                content["rows"] = self._merged(content["rows"], publication)
-                said["lineages"][publication.lineage] = publication.epoch
-                said["decision"] = publication.decision
-        return outcome
+            if judge(self._ledger(said), publication, str(self)) is Verdict.ALREADY_PUBLISHED:
+                return Outcome.ALREADY_PUBLISHED
+            content["columns"] = columns(publication.schema)
+            content["rows"] = self._merged(content["rows"], publication)
+            said["lineages"][publication.lineage] = publication.epoch
+            said["decision"] = publication.decision
+        return Outcome.PUBLISHED
 
     def _merged(self, rows, publication):
         whose = [publication.output, publication.lineage, publication.epoch]

@@ -321,6 +321,7 @@ def test_the_public_names_are_these() -> None:
         "Sink",
         "Sqlite",
         "Staged",
+        "Verdict",
         "judge",
         "open_target",
     ]

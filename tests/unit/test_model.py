@@ -15,7 +15,7 @@ from model.steps import QUIET, STEPS, Mutant, Settings
 from model.targets import judge
 from model.world import Attempt, Target
 from onceflow import faults
-from onceflow.contract.ledger import Ledger, Outcome, Position, Publication
+from onceflow.contract.ledger import Ledger, Position, Publication
 from onceflow.contract.ledger import judge as judge_ledger
 from onceflow.errors import Fenced, TargetBehind
 
@@ -117,10 +117,10 @@ def verdict(shown: tuple[Attempt, ...], rows: Attempt, in_ledger: int, term: int
         decision=f"{rows.epoch}/{rows.term}",
     )
     try:
-        outcome = judge_ledger(ledger, publication, "the target")
+        said = judge_ledger(ledger, publication, "the target")
     except (Fenced, TargetBehind) as error:
         return type(error).__name__
-    return "publish" if outcome is Outcome.PUBLISHED else "already published"
+    return said.value
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:

@@ -17,7 +17,7 @@ from onceflow.contract.ledger import judge
 from onceflow.contract.schema import columns
 from onceflow.contract.staged_files import describe
 from onceflow.errors import Fenced, TargetForeign
-from onceflow.sinks import Committable, Ledger, Outcome, Position, Publication, Staged
+from onceflow.sinks import Committable, Ledger, Outcome, Position, Publication, Staged, Verdict
 from onceflow.store.posix import make_dirs, replace_file
 
 # ---------------------------------------------------------------- right ones
@@ -122,7 +122,7 @@ class ShowsHalfAnEpoch(Plain):
     def publish(self, publication: Publication) -> Outcome:
         with self.store.change() as content:
             ledger = self._ledger(self._said(content, publication.output))
-            if judge(ledger, publication, str(self)) is Outcome.PUBLISHED:
+            if judge(ledger, publication, str(self)) is Verdict.PUBLISH:
                 rows = super()._merged([], publication)
                 content["rows"] += rows[: len(rows) // 2]
         outcome: Outcome = super().publish(publication)
@@ -147,13 +147,13 @@ class _Judges(Plain):
     def publish(self, publication: Publication) -> Outcome:
         with self.store.change() as content:
             said = self._said(content, publication.output)
-            outcome = judge(*self.seen(said, publication), str(self))
-            if outcome is Outcome.PUBLISHED:
-                content["columns"] = columns(publication.schema)
-                content["rows"] = self._merged(content["rows"], publication)
-                said["lineages"][publication.lineage] = publication.epoch
-                said |= {"decision": publication.decision, "by": publication.term}
-        return outcome
+            if judge(*self.seen(said, publication), str(self)) is Verdict.ALREADY_PUBLISHED:
+                return Outcome.ALREADY_PUBLISHED
+            content["columns"] = columns(publication.schema)
+            content["rows"] = self._merged(content["rows"], publication)
+            said["lineages"][publication.lineage] = publication.epoch
+            said |= {"decision": publication.decision, "by": publication.term}
+        return Outcome.PUBLISHED
 
 
 class ForgetsOlderEpochs(_Judges):

@@ -76,12 +76,21 @@ class Guarantee(StrEnum):
 
 
 class Outcome(Enum):
+    """What `publish` did."""
+
     PUBLISHED = "published"
     ALREADY_PUBLISHED = "already published"
 
 
-def judge(ledger: Ledger, publication: Publication, target: str) -> Outcome:
-    """PUBLISHED: go on and publish. The rest: nothing to do, or an error that says why not."""
+class Verdict(Enum):
+    """What `judge` tells a sink to do."""
+
+    PUBLISH = "publish"
+    ALREADY_PUBLISHED = "already published"
+
+
+def judge(ledger: Ledger, publication: Publication, target: str) -> Verdict:
+    """May this publication follow what the ledger says? An error says why it may not."""
     at = ledger.position
     if at == publication.position:
         if ledger.decision != publication.decision:
@@ -90,12 +99,12 @@ def judge(ledger: Ledger, publication: Publication, target: str) -> Outcome:
                 "works",
                 hint="only one home may publish to a target; keep the one that is ahead",
             )
-        return Outcome.ALREADY_PUBLISHED
+        return Verdict.ALREADY_PUBLISHED
     refuse_older(ledger, publication, target)  # also if its epoch is below: whose is not known
     if at is not None and at.lineage == publication.lineage and at.epoch > publication.epoch:
-        return Outcome.ALREADY_PUBLISHED
+        return Verdict.ALREADY_PUBLISHED
     if at == publication.previous:
-        return Outcome.PUBLISHED
+        return Verdict.PUBLISH
     wanted = publication.previous
     raise TargetBehind(
         f"{target} says that {_show(at)} was published last, but epoch {publication.epoch} "

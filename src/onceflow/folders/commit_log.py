@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from onceflow.contract.ledger import Ledger, Outcome, Position, Publication, judge
+from onceflow.contract.ledger import Ledger, Outcome, Position, Publication, Verdict, judge
 from onceflow.errors import Damaged, Fenced
 from onceflow.store.posix import LocalStore, NumberedLog, Put, seal, unseal
 
@@ -183,8 +183,8 @@ class CommitLog:
         }  # fmt: skip
 
         def judged() -> Commit | None:
-            said = judge(self.commits.ledger(publication.output), publication, target)
-            return None if said is Outcome.ALREADY_PUBLISHED else {**facts, **make()}
+            verdict = judge(self.commits.ledger(publication.output), publication, target)
+            return None if verdict is Verdict.ALREADY_PUBLISHED else {**facts, **make()}
 
         done = self.append(judged)
         return Outcome.ALREADY_PUBLISHED if done is None else Outcome.PUBLISHED

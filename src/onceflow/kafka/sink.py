@@ -11,7 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from onceflow.contract.ledger import Committable, Guarantee, Ledger, Outcome, Publication, judge
+from onceflow.contract.ledger import (
+    Committable,
+    Guarantee,
+    Ledger,
+    Outcome,
+    Publication,
+    Verdict,
+    judge,
+)
 from onceflow.contract.schema import columns, refuse_difference
 from onceflow.contract.sink import Sink, Staged
 from onceflow.errors import JobError, PublishFailed, SchemaMismatch, TargetBehind, TargetError
@@ -232,7 +240,7 @@ class Kafka(Sink):
                     self._cluster, self.ledger, publication.output, range(ledger.partitions)
                 )
             )
-        if judge(said.ledger, publication, str(self)) is Outcome.ALREADY_PUBLISHED:
+        if judge(said.ledger, publication, str(self)) is Verdict.ALREADY_PUBLISHED:
             return Outcome.ALREADY_PUBLISHED
         number, before = said.follow(publication)
         files = _by_slot(publication.files)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from onceflow.contract.ledger import Committable, Outcome, Publication, judge, staged_file_gone
+from onceflow.contract.ledger import Committable, Publication, Verdict, judge, staged_file_gone
 from onceflow.contract.schema import columns
 from onceflow.errors import (
     Fenced,
@@ -110,7 +110,7 @@ class Slot:
                 record = self._held(part)
                 before, publication = part.before, part.publication
                 said = slot_ledger(record, self.number, part.number, before, publication)
-                if judge(said, publication, self.name) is Outcome.PUBLISHED:
+                if judge(said, publication, self.name) is Verdict.PUBLISH:
                     self._write(self._rows(part), self._next(record, part))
             except _ShutOut as error:
                 why = str(error)

@@ -27,6 +27,7 @@ from onceflow.contract.ledger import (
     Outcome,
     Position,
     Publication,
+    Verdict,
     judge,
 )
 from onceflow.contract.sink import Sink, Staged
@@ -232,7 +233,7 @@ class Postgres(Sink):
             with self._transaction(publication) as db:
                 # 2. begin
                 ledger = self._ledger.lock(db, publication.output)
-                if judge(ledger, publication, str(self)) is Outcome.ALREADY_PUBLISHED:
+                if judge(ledger, publication, str(self)) is Verdict.ALREADY_PUBLISHED:
                     return Outcome.ALREADY_PUBLISHED
                 reach("postgres.begun")
 
@@ -333,7 +334,7 @@ class Postgres(Sink):
                 return None
             if judged:
                 ledger = self._ledger.read(db, publication.output)
-                if judge(ledger, publication, str(self)) is Outcome.ALREADY_PUBLISHED:
+                if judge(ledger, publication, str(self)) is Verdict.ALREADY_PUBLISHED:
                     return None
             body = _columns_sql({**self._table.copy_columns(wanted), TAG: "bigint"})
             db.execute(f"DROP TABLE IF EXISTS {into}")
@@ -367,7 +368,7 @@ class Postgres(Sink):
                 f"be read: {error}",
                 hint="start the job again; it looks at the ledger",
             ) from lost
-        if judge(ledger, publication, str(self)) is not Outcome.ALREADY_PUBLISHED:
+        if judge(ledger, publication, str(self)) is not Verdict.ALREADY_PUBLISHED:
             raise PublishFailed(
                 f"{self}: the connection ended before epoch {publication.epoch} was committed: "
                 f"{lost}",

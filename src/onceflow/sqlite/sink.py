@@ -19,6 +19,7 @@ from onceflow.contract.ledger import (
     Outcome,
     Position,
     Publication,
+    Verdict,
     judge,
     staged_file_gone,
 )
@@ -182,7 +183,7 @@ class Sqlite(Sink):
     def publish(self, publication: Publication) -> Outcome:
         with self._writing() as db:
             ledger = self._ledger(db, publication.output)
-            if judge(ledger, publication, str(self)) is Outcome.ALREADY_PUBLISHED:
+            if judge(ledger, publication, str(self)) is Verdict.ALREADY_PUBLISHED:
                 return Outcome.ALREADY_PUBLISHED
             reach("sqlite.begun")
             if ledger.position is not None and not self._have(db):
