@@ -27,6 +27,8 @@ from onceflow.protocol.retained_decisions import Past, sweep_all
 from onceflow.snapshots import savepoint as savepoint_module
 from onceflow.snapshots.epochs import decisions
 from onceflow.snapshots.epochs import kept as kept_epochs
+from onceflow.snapshots.lineages import lineages
+from onceflow.snapshots.listings import listed
 from onceflow.snapshots.savepoint import Savepoint
 from onceflow.snapshots.savepoints import Savepoints
 from onceflow.store.posix import VERSION, seal, unseal
@@ -131,6 +133,31 @@ def test_a_name_is_taken_once(savepoints: Savepoints, saved: Saved) -> None:
         savepoints.create("a", {})
     made.verify()
     assert left(saved) == {f"a/{made.body['folder']}"}
+
+
+def test_savepoints_are_listed_in_the_order_of_their_creation_whatever_clocks_say(
+    saved: Saved, savepoints: Savepoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from onceflow.snapshots import savepoints as module
+
+    for at, name in enumerate("cab"):
+        monkeypatch.setattr(module, "now", lambda at=at: f"202{9 - at}-01-01T00:00:00.000Z")
+        savepoints.create(name, {})
+    old = savepoints.read("a")  # made before savepoints had numbers
+    body = {key: value for key, value in old.body.items() if key != "number"}
+    (old.folder / "manifest.json").write_bytes(seal("savepoint", "a", body))
+    assert [made["name"] for made in listed(saved.folder)["savepoints"]] == ["a", "c", "b"]
+    (lineage,) = lineages(saved.folder)
+    assert [made["name"] for made in lineage["savepoints"]] == ["a", "c", "b"]
+
+
+def test_a_lineage_names_the_process_that_opened_it(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path, "shop")
+    folder.open_lineage(SPARK, "process 1 on here")
+    made = Saved(tmp_path)
+    made.lead(holder={"pid": 2, "host": "there"})
+    folder.open_lineage(SPARK, "process 2 on there")
+    assert [told["who"] for told in lineages(folder)] == ["process 1 on here"]
 
 
 def test_nothing_secret_is_in_a_savepoint(tmp_path: Path) -> None:

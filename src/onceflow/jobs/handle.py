@@ -25,7 +25,7 @@ from onceflow.protocol.epoch import Again, Epochs, Stopping
 from onceflow.protocol.epoch_log import Decision
 from onceflow.protocol.home import JobFolder, Query
 from onceflow.protocol.keyed_spec import Keyed
-from onceflow.protocol.lease import Lease
+from onceflow.protocol.lease import Lease, host_name
 from onceflow.protocol.query_spec import Declared
 from onceflow.snapshots.restore import finish
 from onceflow.spark.session import check_session, get_session
@@ -294,7 +294,7 @@ def _start(
     handle = Handle(folder.name, folder, lease)
     StopRequest(folder.folder, lease.lock).begin()
     try:
-        lineage = folder.open_lineage(spark.version)
+        lineage = folder.open_lineage(spark.version, f"process {os.getpid()} on {host_name()}")
         finish(folder, lease)
         # By name: the first one's end is the end of its lineage, so whoever comes too late to it
         # opens none of the others.

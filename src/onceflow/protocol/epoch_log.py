@@ -61,6 +61,14 @@ class Decision:
     def rows(self) -> int:
         return sum(file.rows for output in self.outputs.values() for file in output.files)
 
+    @property
+    def lowest_watermark(self) -> int | None:
+        """The watermark of the next epoch in milliseconds: the lowest of the query and its keyed
+        steps. None: there is none."""
+        of_steps = (stood["watermark"] for stood in self.keyed.values())
+        found = [at // 1000 for at in of_steps if at is not None]
+        return min([*found, *([self.watermark] if self.watermark else [])], default=None)
+
     def to_json(self) -> dict[str, Any]:
         return {"type": "epoch", **dataclasses.asdict(self)}
 

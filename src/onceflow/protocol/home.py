@@ -145,8 +145,8 @@ class JobFolder:
         ends = (query.epoch_log().closed() for query in self.queries_of(lineage))
         return next((str(end["to"]) for end in ends if end is not None), None)
 
-    def open_lineage(self, spark_version: str) -> str:
-        """The lineage that the job is in; the first one is made if there is none."""
+    def open_lineage(self, spark_version: str, who: str | None = None) -> str:
+        """The lineage that the job is in. If there is none, `who` opens the first one."""
         lineage = self.lineage()
         if lineage is None:
             if self.store.list("lineages"):
@@ -163,7 +163,7 @@ class JobFolder:
                 where = self.store.where(name)
                 raise Damaged(f"{where} is missing", hint="put it back from a backup of the home")
             facts = {"parent": None, "reason": "start", "at": now(), "spark": spark_version}
-            self.put_lineage(lineage, facts)
+            self.put_lineage(lineage, {**facts, "who": who})
         else:
             self._refuse_weaker(
                 unseal(data, "lineage", lineage, self.store.where(name))["settings"]

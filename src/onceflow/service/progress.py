@@ -104,6 +104,7 @@ class _Meter:
         rates = self._rates(now, (took or 0) / 1000)
         published = self._started.epochs.published_at or (_seconds(last.at) if last else None)
         states = self._executed.get("stateOperators")
+        watermark = last.lowest_watermark if last else None
         return QueryProgress(
             query=self._name,
             epoch=last.epoch if last else None,
@@ -114,7 +115,7 @@ class _Meter:
             rows_out_per_s=rates[1],
             lag_s=round(self._lag(now, last), 1),
             published_s_ago=None if published is None else round(max(0.0, now - published), 1),
-            watermark=_iso(last.watermark) if last and last.watermark else None,
+            watermark=None if watermark is None else _iso(watermark),
             state_rows=sum(s["numRowsTotal"] for s in states) if states else None,
             epoch_ms=took,
             late_rows=self._late,

@@ -40,7 +40,7 @@ def _query(query: Query) -> dict[str, Any]:
         "epoch": last.epoch if last else None,
         "decided": last.at if last else None,
         "rows": last.rows if last else 0,
-        "watermark_ms": last.watermark if last else None,
+        "watermark_ms": last.lowest_watermark if last else None,
         "end": last.end if last else {},
         "retained_epochs": len(log.decisions),
         "log_entries": log.entries,

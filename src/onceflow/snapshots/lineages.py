@@ -19,17 +19,16 @@ def lineages(
     again keeps the logs."""
     known = folder.lineages()
     savepoints: dict[str, list[dict[str, Any]]] = {}
-    held = Savepoints(folder)
-    for name in held.names():
-        body = held.read(name).body
+    for savepoint in Savepoints(folder).readable():
+        body = savepoint.body
         epochs = {query: part["epoch"] for query, part in body["queries"].items()}
-        told = {"name": name, "at": body["at"], "epochs": epochs}
+        told = {"name": savepoint.name, "at": body["at"], "epochs": epochs}
         savepoints.setdefault(body["lineage"], []).append(told)
     return [
         {
             **_about(folder, lineage, read),
             "current": lineage == known[-1],
-            "savepoints": sorted(savepoints.get(lineage, ()), key=lambda told: str(told["at"])),
+            "savepoints": savepoints.get(lineage, []),
         }
         for lineage in known
     ]
@@ -39,8 +38,6 @@ def _about(folder: JobFolder, lineage: str, read: Callable[[Query], EpochLog]) -
     facts = folder.about(lineage)
     logs = {query.name: read(query) for query in folder.queries_of(lineage)}
     leader = next((log.leader for log in logs.values() if log.leader), {})
-    holder = leader.get("holder")
-    driver = f"process {holder['pid']} on {holder['host']}" if holder else None
     parents = facts.get("parent") or {}
     return {
         "lineage": lineage,
@@ -48,7 +45,7 @@ def _about(folder: JobFolder, lineage: str, read: Callable[[Query], EpochLog]) -
         "from": {query: cut["epoch"] for query, cut in parents.items()},
         "reason": facts["reason"],
         "at": facts["at"],
-        "who": facts.get("who") or driver,
+        "who": facts.get("who"),
         "code": facts.get("code") or leader.get("code"),
         "spark": leader.get("spark") or facts.get("spark"),
         "queries": {name: decided_in(log) for name, log in logs.items()},

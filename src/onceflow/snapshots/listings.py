@@ -37,23 +37,23 @@ def about(savepoint: Savepoint) -> dict[str, Any]:
 def details(savepoint: Savepoint) -> dict[str, Any]:
     queries = {}
     for name, held in savepoint.body["queries"].items():
-        last = held["decisions"][-1]
+        last = Decision.from_json(held["decisions"][-1])
         queries[name] = {
-            "epoch": held["epoch"], "decided": last["at"], "watermark_ms": last["watermark"],
-            "end": last["end"], "files": len(held["files"]),
+            "epoch": held["epoch"], "decided": last.at, "watermark_ms": last.lowest_watermark,
+            "end": last.end, "files": len(held["files"]),
             "bytes": sum(entry["bytes"] for entry in held["files"]),
-            "operators": sorted(last["state"]), "outputs": savepoint.body["outputs"][name],
+            "operators": sorted(last.state), "outputs": savepoint.body["outputs"][name],
         }  # fmt: skip
     return {**about(savepoint), "queries": queries}
 
 
 def listed(folder: JobFolder, *, each: bool = False) -> dict[str, Any]:
-    """Savepoints of a job, oldest first, and its retained epochs; `each` of them, or only which."""
+    """Savepoints of a job in the order of their creation, and its retained epochs: each, or only
+    how many and which are the first and the last."""
     savepoints = [
         about(found) if isinstance(found, Savepoint) else {"name": name, "error": found.message}
         for name, found in Savepoints(folder).all()
     ]
-    savepoints.sort(key=lambda told: str(told.get("at", "")))
     retained = [_epochs(query, each) for query in folder.queries()]
     return {"job": folder.name, "savepoints": savepoints, "retained": retained}
 

@@ -43,6 +43,11 @@ class Savepoint:
         return str(self.body["name"])
 
     @property
+    def number(self) -> int:
+        """Its place among the savepoints of the job; 0 in those of before there were numbers."""
+        return int(self.body.get("number", 0))
+
+    @property
     def identity(self) -> dict[str, str]:
         """What a lineage that is restored from it says about it."""
         return {"name": self.name, "id": str(self.body["folder"])}

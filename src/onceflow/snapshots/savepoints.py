@@ -26,7 +26,7 @@ import difflib
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,13 +92,19 @@ class Savepoints:
             return Savepoint.at(Path(name))
         return self.read(name)
 
-    def all(self) -> Iterator[tuple[str, Savepoint | OnceflowError]]:
-        """Each by its name; one that cannot be read hides no other."""
+    def all(self) -> list[tuple[str, Savepoint | OnceflowError]]:
+        """Each with its name, in the order of creation; those that cannot be read come first."""
+        found: list[tuple[str, Savepoint | OnceflowError]] = []
         for name in self.names():
             try:
-                yield name, self.read(name)
+                found.append((name, self.read(name)))
             except OnceflowError as error:
-                yield name, error
+                found.append((name, error))
+        return sorted(found, key=lambda one: _creation(one[1]))
+
+    def readable(self) -> list[Savepoint]:
+        """All that can be read, in the order of their creation."""
+        return [found for _, found in self.all() if isinstance(found, Savepoint)]
 
     # -------------------------------------------------------------- creating
 
@@ -114,7 +120,8 @@ class Savepoints:
                 reach("savepoint.held")
 
                 # 2. link
-                known = self._hashes()
+                others = self.readable()
+                known = _hashes(others)
                 copied = {q.name: self._copy(q, folder / q.name, known) for q in queries}
                 reach("savepoint.copied")
 
@@ -123,8 +130,10 @@ class Savepoints:
                 histories = {query: History(self._job, query, lineage) for query in copied}
                 for query, held in copied.items():
                     held["known"] = _known(histories[query], lineage, held["epoch"])
+                number = 1 + max((other.number for other in others), default=0)
                 body = {
                     "format": FORMAT, "job": self._job.name, "name": name, "at": now(),
+                    "number": number,
                     "onceflow": __version__, **_made_by(histories), "lineage": lineage,
                     "folder": folder.name, "queries": copied, "starts": self._job.starts(), **facts,
                 }  # fmt: skip
@@ -177,16 +186,6 @@ class Savepoints:
             hint="try again while fewer epochs run; spark.sql.streaming.minBatchesToRetain says "
             "how many epochs Spark keeps",
         )
-
-    def _hashes(self) -> Hashes:
-        """Of the files that other savepoints share with the job: they need not be read again."""
-        found = {}
-        for _, savepoint in self.all():
-            if isinstance(savepoint, Savepoint):
-                for path, entry in savepoint.paths():
-                    with contextlib.suppress(FileNotFoundError):
-                        found[identity(path)] = str(entry["sha256"])
-        return found
 
     # -------------------------------------------------------------- deleting
 
@@ -244,6 +243,24 @@ class Savepoints:
                 if last is not None and last.epoch > stood:
                     return True
         return False
+
+
+def _creation(savepoint: Savepoint | OnceflowError) -> tuple[int, str]:
+    """Orders savepoints by their numbers, because clocks are set. Those that were made before
+    savepoints had numbers come first, by their times."""
+    if not isinstance(savepoint, Savepoint):
+        return -1, ""
+    return savepoint.number, str(savepoint.body["at"])
+
+
+def _hashes(savepoints: Iterable[Savepoint]) -> Hashes:
+    """The hashes of files that savepoints share with the job: they need not be read again."""
+    found = {}
+    for savepoint in savepoints:
+        for path, entry in savepoint.paths():
+            with contextlib.suppress(FileNotFoundError):
+                found[identity(path)] = str(entry["sha256"])
+    return found
 
 
 def _made_by(histories: Mapping[str, History]) -> dict[str, Any]:
