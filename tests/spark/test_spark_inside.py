@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import onceflow
 from pyspark.sql import functions as F
-from story import FILES, Story
+from story import FILES, Story, read_files
 
 from onceflow.errors import JobError, SetupError
 from onceflow.protocol.epoch import Epochs
@@ -186,3 +187,32 @@ def test_the_writer_gets_the_plan_of_the_epoch_with_the_names_and_types_of_its_r
     assert said.schema.column(1).physical_type == "INT64"
     assert said.metadata.row_group(0).column(0).compression == "ZSTD"
     assert pq.read_table(file).column("ID").to_pylist() == list(range(5))
+
+
+KEYED = """
+from onceflow import job
+from onceflow.sinks import Files
+from onceflow.sources import Log
+from onceflow.state import KeyedProcess, ReducingState
+
+class Counts(KeyedProcess):
+    rows = ReducingState("long", "count")
+
+@job("keyed")
+def keyed(flow):
+    words = flow.read("words", Log("in"))
+    flow.write("counts", flow.keyed(words, by="value", process=Counts()), to=Files("out"))
+"""
+
+
+def test_keyed_state_does_not_need_pandas(tmp_path: Path) -> None:
+    """`pip install onceflow` brings none, and Spark's own `mapInArrow` asks for it."""
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "pandas.py").write_text("raise ImportError('not installed')")
+    (tmp_path / "keyed.py").write_text(KEYED)
+    (tmp_path / "in.txt").write_text("a\nb\na\n")
+    assert onceflow("log", "append", "in", "in.txt", cwd=tmp_path).returncode == 0
+    ran = onceflow("run", "keyed.py", "--once", cwd=tmp_path, PYTHONPATH=str(tmp_path / "none"))
+    assert ran.returncode == 0, ran.stderr
+    rows = read_files(tmp_path / "out")
+    assert sorted(rows.elements()) == [("a", 2), ("b", 1)]

@@ -197,7 +197,7 @@ def test_the_page_is_refused_without_its_extra(tmp_path: Path) -> None:
         capture_output=True, text=True, check=False, cwd=tmp_path,
     )  # fmt: skip
     assert ran.returncode == 4
-    assert "the page needs uvicorn" in ran.stderr
+    assert "the page needs packages that are not installed: uvicorn" in ran.stderr
     assert "pip install 'onceflow[page]'" in ran.stderr
 
 

@@ -85,14 +85,17 @@ def command(  # noqa: PLR0917 - one parameter for each option
     Exit code 0: lost 0, duplicated 0. 1: anything else. The folder stays, to look around in.
     """
     from onceflow.demo.play import Play, Script
-    from onceflow.page.server import Page
 
     shown = screen(WORDS, as_json=as_json)
     script = Script(
         seed=seed, rate=rate, seconds=None if keep else seconds, kills=kills, chaos=chaos,
         kafka=kafka,
     )  # fmt: skip
-    page = None if no_page else partial(Page, port=port)
+    page = None
+    if not no_page:
+        from onceflow.page.server import Page
+
+        page = partial(Page, port=port)
     play = Play(Path(folder), script, tell=shown.show, page=page)
     with shown_on(shown), _ctrl_c_judges(play) if keep else contextlib.nullcontext():
         verdict = play.perform()

@@ -28,7 +28,8 @@ def require(extra: str, purpose: str) -> None:
     """Refuse when a module of the extra is missing. `purpose` is the subject of the message."""
     if absent := missing(extra):
         raise SetupError(
-            f"{purpose} needs {' and '.join(absent)}, not installed here", hint=install(extra)
+            f"{purpose} needs packages that are not installed: {', '.join(absent)}",
+            hint=install(extra),
         )
 
 

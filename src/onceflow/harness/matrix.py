@@ -27,6 +27,7 @@ from onceflow.kafka.source import Kafka as KafkaSource
 from onceflow.log.sink import Log as LogSink
 from onceflow.log.source import Log
 from onceflow.protocol.keyed_spec import Keyed
+from onceflow.spark.arrow_map import map_in_arrow
 from onceflow.sqlite.sink import Sqlite
 from onceflow.state.process import KeyedProcess
 from onceflow.state.ready.running import Deduplicate
@@ -75,7 +76,7 @@ def read(flow: Flow, name: str = "rows", *, offsets: bool = False) -> DataFrame:
 
 
 def tripped(rows: DataFrame) -> DataFrame:
-    return rows.mapInArrow(tripwire(os.path.abspath("tripwires")), rows.schema)
+    return map_in_arrow(rows, tripwire(os.path.abspath("tripwires")), rows.schema)
 
 
 def tripwire(folder: str) -> Callable[[Iterator[Any]], Iterator[Any]]:

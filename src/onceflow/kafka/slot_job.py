@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from onceflow.errors import Fenced, OnceflowError, PublishFailed, PublishUnknown, TargetBehind
 from onceflow.kafka.ledger import Record
 from onceflow.kafka.slot import Part, Slot, Target
+from onceflow.spark.arrow_map import map_in_arrow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,9 +31,9 @@ def publish_parts(session: Any, target: Target, parts: list[Part]) -> dict[int, 
     """Slot -> what it says now. Raises what the worst of them raised."""
     tasks = min(len(parts), max(1, session.sparkContext.defaultParallelism))
     dynamic = session.conf.get("spark.dynamicAllocation.enabled", "false") == "true"
-    rows = session.range(0, len(parts), 1, tasks).mapInArrow(
-        partial(_publish, target, tuple(parts)), "slot int, said binary", barrier=not dynamic
-    )
+    task = partial(_publish, target, tuple(parts))
+    each = session.range(0, len(parts), 1, tasks)
+    rows = map_in_arrow(each, task, "slot int, said binary", barrier=not dynamic)
     said = {row.slot: pickle.loads(row.said) for row in rows.collect()}
     raised = [answer for answer in said.values() if isinstance(answer, BaseException)]
     for kind in (*_WORST, BaseException):

@@ -21,6 +21,7 @@ from onceflow.errors import PublishFailed
 from onceflow.postgres.connection import Server
 from onceflow.postgres.table import ROW, TAG
 from onceflow.postgres.values import copy_lines, slices
+from onceflow.spark.arrow_map import map_in_arrow
 from onceflow.tables.names import quote
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ class CopyTask:
 def copy_apart(session: Any, task: CopyTask) -> Apart:
     """One task for each part, one connection for each task."""
     count = len(task.parts)
-    done = session.range(0, count, 1, count).mapInArrow(task, "part long, tag long").collect()
+    done = map_in_arrow(session.range(0, count, 1, count), task, "part long, tag long").collect()
     return Apart(task.into, tuple((row.tag, task.parts[row.part]) for row in done))
 
 

@@ -42,6 +42,7 @@ from onceflow.protocol.keyed_time import (
     wake,
 )
 from onceflow.protocol.staging import set_for_writing
+from onceflow.spark.arrow_map import map_in_arrow
 from onceflow.spark.running_query import is_deterministic
 from onceflow.state.evolve import find_key_misfits, find_misfits
 from onceflow.state.files import check_files
@@ -210,7 +211,7 @@ class Operators:
     @staticmethod
     def _tasks(placed: Any, work: Work) -> list[dict[str, Any]]:
         """What each task reports, of the attempt that Spark took."""
-        found = placed.mapInArrow(partial(_in_task, work), f"{REPORT} string").collect()
+        found = map_in_arrow(placed, partial(_in_task, work), f"{REPORT} string").collect()
         return [json.loads(row[0]) for row in found]
 
     def set_wake(self, last: Decision | None) -> None:
