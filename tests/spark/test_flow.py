@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sqlite3
 import threading
 from collections import Counter
@@ -175,7 +176,7 @@ DECLARATIONS: dict[str, tuple[Callable[[Flow, World], object], str]] = {
     ),
     "bad rows for an output that is not there": (
         lambda f, w: f.write("x", w.rows(f), to={"a": w.to_files()}, by="key", on_bad="rejected"),
-        "on_bad='rejected' of output 'x' is not one of several outputs",
+        "on_bad='rejected' of output 'x' is neither a sink nor one of several outputs",
     ),
     "columns of an output that is not there": (
         lambda f, w: f.write("x", w.rows(f), to=w.to_files(), columns={"y": ["id"]}),
@@ -459,6 +460,47 @@ def test_rows_that_an_output_can_never_take_go_to_the_output_for_bad_rows(world:
         good = [n for (n,) in db.execute("SELECT id FROM good")]
     bad = pq.read_table(world.root / "bad", columns=["id"]).column(0).to_pylist()
     assert (sorted(good), sorted(bad)) == ([n for n in range(40) if n not in unfit], unfit)
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one output", "several with columns"])
+def test_the_advice_for_a_row_that_a_table_cannot_take_works_on_a_job_that_runs(
+    world: World, several: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(world.root)
+    table = sinks.Sqlite(world.root / "good.db", table="good", key="number")
+
+    def declare(flow: Flow, **advised: Any) -> None:
+        rows = world.rows(flow).withColumn("number", F.when(F.col("id") % 7 != 6, F.col("id")))
+        if several:
+            outcome = F.when(F.col("id") < 100, "good").otherwise("other")
+            flow.write(
+                "routed", rows.withColumn("outcome", outcome), by="outcome",
+                to={"good": table, "other": world.to_files("other")},
+                columns={"good": ["id", "number"]}, **advised,
+            )  # fmt: skip
+        else:
+            flow.write("routed", rows.select("id", "number"), to=table, **advised)
+
+    world.add(range(4))
+    world.live(declare)
+    for first in (4, 24):  # the first epoch is written by Spark, the second by the driver
+        world.add(range(first, first + 20))
+    with pytest.raises(BadRows) as refused:
+        world.live(declare)
+    advice = re.search(r"add (on_bad)=(\S+) to flow.write\(…\)", refused.value.hint)
+    assert advice is not None
+    advised = {advice[1]: eval(advice[2], {"Files": sinks.Files})}
+    faults.arm("epoch.decided", "raise", visit=2)
+    with pytest.raises(faults.InjectedFault):
+        world.live(lambda flow: declare(flow, **advised))
+    world.live(lambda flow: declare(flow, **advised))
+    with contextlib.closing(sqlite3.connect(world.root / "good.db")) as db:
+        good = db.execute("SELECT id FROM good ORDER BY id").fetchall()
+    bad = pq.read_table(world.root / "rejected")
+    unfit = [n for n in range(44) if n % 7 == 6]
+    assert [n for (n,) in good] == [n for n in range(44) if n not in unfit]
+    assert sorted(bad["id"].to_pylist()) == unfit
+    assert ("outcome" in bad.column_names) is several  # they have all columns of the rows
 
 
 def test_bad_rows_have_no_sub_folders(world: World) -> None:

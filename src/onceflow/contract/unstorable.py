@@ -17,6 +17,7 @@ US_A_DAY = 86_400_000_000
 # Days since 1970 of 0001-01-01 and 10000-01-01: the years that Arrow and Python write rightly.
 YEAR_1, YEAR_10000 = -719_162, 2_932_897
 _SHOWN = 60  # characters of a key
+SEND_ELSEWHERE = 'send them to another output: add on_bad=Files("rejected") to flow.write(…)'
 
 
 def refuse_unfit(
@@ -40,8 +41,7 @@ def refuse_unfit(
         raise BadRows(
             f"{target} cannot store "
             + "; ".join(f"{what} ({n:,} values){first[what]}" for what, n in counts.items()),
-            hint="filter these rows out, mend them, or let them go to another output: "
-            'flow.write(…, to={…}, on_bad="rejected")',
+            hint=f"filter these rows out, or {SEND_ELSEWHERE}",
         )
 
 

@@ -15,7 +15,7 @@ from onceflow.contract.sink import Sink
 from onceflow.contract.source import Source
 from onceflow.errors import JobError
 from onceflow.protocol.home import JobFolder
-from onceflow.protocol.keyed_spec import GROUPS, Keyed, KeyedStep, keyed
+from onceflow.protocol.keyed_spec import GROUPS, Keyed, keyed
 from onceflow.protocol.query_spec import Declared
 from onceflow.store.names import check_name
 
@@ -107,16 +107,19 @@ class Flow:
         mode: str = "append",
         by: str | None = None,
         columns: Mapping[str, Sequence[str]] | None = None,
-        on_bad: str | None = None,
+        on_bad: str | Sink | None = None,
         guarantee: str | Mapping[str, str] = Guarantee.EXACTLY_ONCE,
     ) -> None:
         """Publish the rows of `df` to a sink, or to several that are decided together.
 
         Several: `to={"valid": …, "rejected": …}, by="outcome"`, where the column `by` names the
         output of each row. `columns={"rejected": ["line", "reason"]}` says which columns an output
-        has, if not all of them; in rows of other outputs these may be null. `on_bad` names the
-        output of rows that their own can never take (a null key for a table, too large a message
-        for a topic); without it they stop the job. `mode` is Spark's output mode. `guarantee`:
+        has, if not all of them; in rows of other outputs these may be null.
+
+        `on_bad` is a sink for rows that their own output can never take (a null key for a table,
+        too large a message for a topic), or the name of one of several outputs; without it such
+        rows stop the job. The sink becomes an output of its own, called `<name>.rejected`, with all
+        columns of the rows. `mode` is Spark's output mode. `guarantee`:
         "exactly-once", or by choice "at-least-once" or "at-most-once"; {output: guarantee} for
         several.
         """
@@ -171,7 +174,7 @@ def declare(
     mode: str,
     by: str | None,
     columns: Mapping[str, Sequence[str]] | None,
-    on_bad: str | None,
+    on_bad: str | Sink | None,
     guarantee: str | Mapping[str, str],
 ) -> Declared:
     steps = df.steps if isinstance(df, Keyed) else ()
@@ -188,19 +191,26 @@ def declare(
         )
     for output in outputs:
         check_name("output", output)
-    if on_bad is not None and (len(outputs) < 2 or on_bad not in outputs):
+    bad_only = isinstance(on_bad, Sink)
+    if isinstance(on_bad, Sink):
+        on_bad = _add_output(name, outputs, f"{name}.rejected", on_bad)
+    elif on_bad is not None and (len(outputs) < 2 or on_bad not in outputs):
         raise JobError(
-            f"on_bad={on_bad!r} of output {name!r} is not one of several outputs",
-            hint='to={"valid": …, "rejected": …}, by="outcome", on_bad="rejected"',
+            f"on_bad={on_bad!r} of output {name!r} is neither a sink nor one of several outputs",
+            hint='on_bad=Files("rejected")',
         )
-    chosen = _columns(name, outputs, columns or {}, on_bad)
+    chosen = _columns(name, outputs, columns or {}, None if bad_only else on_bad)
     guarantees = _guarantees(outputs, guarantee)
+    for step in steps:
+        if step.late is not None:
+            _add_output(name, outputs, step.late_output, step.late)
     declared = Declared(
         df=df.df if isinstance(df, Keyed) else df,
-        outputs={**outputs, **_late(name, steps, outputs)},
+        outputs=outputs,
         mode=mode,
         by=by,
         on_bad=on_bad,
+        bad_only=bad_only,
         columns=chosen,
         guarantees=guarantees,
         keyed=steps,
@@ -212,12 +222,11 @@ def declare(
     return declared
 
 
-def _late(name: str, steps: tuple[KeyedStep, ...], outputs: Mapping[str, Sink]) -> dict[str, Sink]:
-    found = {step.late_output: step.late for step in steps if step.late is not None}
-    taken = sorted(set(found) & set(outputs))
-    if taken:
-        raise JobError(f"two outputs of {name!r} are called {taken[0]!r}", hint="rename one")
-    return found
+def _add_output(query: str, outputs: dict[str, Sink], name: str, sink: Sink) -> str:
+    if name in outputs:
+        raise JobError(f"two outputs of {query!r} are called {name!r}", hint="rename one")
+    outputs[name] = sink
+    return name
 
 
 def _columns(
@@ -236,7 +245,7 @@ def _columns(
         raise JobError(
             f"{name!r} has columns= and on_bad={on_bad!r}: a row that goes from one output to "
             "another has the columns of the first",
-            hint="give all outputs all columns, or tell bad rows apart before the write",
+            hint='give bad rows a sink of their own: on_bad=Files("rejected")',
         )
     texts = [output for output, names in asked.items() if isinstance(names, str)]
     if texts:

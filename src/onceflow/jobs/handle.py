@@ -254,7 +254,7 @@ def write(
     mode: str = "append",
     by: str | None = None,
     columns: Mapping[str, Sequence[str]] | None = None,
-    on_bad: str | None = None,
+    on_bad: str | Sink | None = None,
     once: bool = False,
     every: str = "1 second",
     take_over: bool = False,

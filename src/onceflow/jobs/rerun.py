@@ -137,10 +137,19 @@ def _run(begins: _Begins, place: Path, spark: SparkSession) -> Again:
         )
     rows = place / "rows"
     declared = flow.queries[query.name]
-    outputs = {name: _Kept(rows / name) for name in declared.outputs}
+    bad = declared.on_bad if declared.bad_only else None  # the rows stay where they were
+    outputs = {name: _Kept(rows / name) for name in declared.outputs if name != bad}
     try:
         last = run_again(
-            made, replace(declared, outputs=outputs, guarantees={}, on_bad=None, looks_only=True)
+            made,
+            replace(
+                declared,
+                outputs=outputs,
+                guarantees={},
+                on_bad=None,
+                bad_only=False,
+                looks_only=True,
+            ),
         )
     except PlanChanged as changed:
         raise JobError(

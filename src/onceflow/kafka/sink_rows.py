@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from onceflow.contract.ledger import Committable
 from onceflow.contract.schema import columns, leaf_types
+from onceflow.contract.unstorable import SEND_ELSEWHERE
 from onceflow.errors import BadRows, JobError
 
 if TYPE_CHECKING:
@@ -97,8 +98,8 @@ class Layout:
         for _, why in self.too_large(file, limit):
             raise BadRows(
                 f"{sink}: {why}",
-                hint="raise max.message.bytes of the topic, make the row smaller, or let such rows "
-                'go to another output: flow.write(…, to={…}, on_bad="rejected")',
+                hint="raise max.message.bytes of the topic, make such rows smaller, or "
+                + SEND_ELSEWHERE,
             )
 
     def too_large(self, file: Committable, limit: int) -> Iterator[tuple[int, str]]:

@@ -46,7 +46,12 @@ class EpochRows:
         late = declared.late
         self._outputs = {n: sink for n, sink in declared.outputs.items() if n not in late}
         self._stager = Stager(
-            self._outputs, declared.by, declared.schema, declared.on_bad, declared.columns
+            self._outputs,
+            declared.by,
+            declared.schema,
+            declared.on_bad,
+            declared.columns,
+            bad_only=declared.bad_only,
         )
         self._operators: Operators | None = None
         if declared.keyed:
@@ -57,7 +62,10 @@ class EpochRows:
     def refuse_columns(self) -> None:
         """Say before the query starts what could not be staged later."""
         refuse_columns(
-            self._declared.schema, self._outputs, self._declared.by, self._declared.columns
+            self._declared.schema,
+            self._stager.routes,
+            self._declared.by,
+            self._declared.columns,
         )
 
     def refuse_state(self, last: Decision | None) -> None:

@@ -26,6 +26,7 @@ class Declared:
     mode: str = "append"
     by: str | None = None
     on_bad: str | None = None  # the output of rows that their own cannot take
+    bad_only: bool = False  # no other rows go to that output: it has all columns of the rows
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of outputs with fewer
     keep_epochs: int = 100
     guarantees: Mapping[str, Guarantee] = field(default_factory=dict)  # of outputs with another
@@ -58,7 +59,8 @@ class Declared:
         return self.schema if names is None else selected(self.schema, names)
 
     def mode_of(self, output: str) -> str:
-        return "append" if output in self.late else self.mode
+        only_bad = self.bad_only and output == self.on_bad and self.mode != "complete"
+        return "append" if output in self.late or only_bad else self.mode
 
     def guarantee(self, output: str) -> Guarantee:
         return self.guarantees.get(output, Guarantee.EXACTLY_ONCE)

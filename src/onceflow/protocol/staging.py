@@ -15,6 +15,7 @@ import errno
 import json
 import logging
 import re
+import shutil
 import uuid
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
@@ -83,11 +84,15 @@ class Stager:
         schema: str,
         on_bad: str | None = None,
         columns_of: Mapping[str, Sequence[str]] | None = None,
+        *,
+        bad_only: bool = False,
     ) -> None:
-        """`columns_of`: those of outputs that have not all."""
+        """`columns_of`: the columns of outputs that do not have all. `on_bad`: the output of rows
+        that their own cannot take; `bad_only`: it gets no others."""
         self._outputs = outputs
+        self.routes = {n: s for n, s in outputs.items() if not (bad_only and n == on_bad)}
         self._columns_of = columns_of or {}
-        self._on_bad = on_bad  # the output of rows that their own cannot take
+        self._on_bad = on_bad
         self._route_by = by
         self._schema = schema
         self._bytes_per_row = float(sum(_WIDTHS.get(t, 8) for t in columns(schema).values()))
@@ -109,7 +114,10 @@ class Stager:
         roots = self._roots(folder / "rows")
         found = {name: describe(roots[name], sink.by) for name, sink in self._outputs.items()}
         if self._on_bad is not None:
-            self._set_apart(found, roots, self._on_bad)
+            self._set_apart(found, roots, self._on_bad, folder / "judged")
+            self._narrow(roots)
+            for name in self._columns_of:
+                found[name] = describe(roots[name], self._outputs[name].by)
         staged, total = {}, [0, 0]
         for route, (name, sink) in enumerate(self._outputs.items()):
             root, files = roots[name], found[name]
@@ -158,6 +166,7 @@ class Stager:
             ]
         roots = self._roots(root)
         fewer = {roots[name]: list(names) for name, names in self._columns_of.items()}
+        fewer = fewer if self._on_bad is None else {}
         with translate_disk_full(root):
             for folder, part in parts:
                 names = next((n for at, n in fewer.items() if folder.is_relative_to(at)), None)
@@ -201,7 +210,12 @@ class Stager:
             rows.write.options(**options).parquet(str(root))
         else:
             running.write_parquet(root, options)
-        roots = self._roots(root)
+        if self._on_bad is None:
+            self._narrow(self._roots(root))
+
+    def _narrow(self, roots: Mapping[str, Path]) -> None:
+        """Leave in the files of each output the columns that it has. A row that its output cannot
+        take is set apart before, with all its columns."""
         for name, names in self._columns_of.items():
             keep_columns(roots[name], names)
 
@@ -228,7 +242,7 @@ class Stager:
 
     @property
     def _routed(self) -> bool:
-        return len(self._outputs) > 1
+        return len(self.routes) > 1
 
     def _with_routes(self, batch: Any) -> Any:
         from pyspark.sql import functions as F
@@ -236,7 +250,7 @@ class Stager:
         rows = batch
         if self._routed:
             assert self._route_by is not None
-            routes = " ".join(f"when '{name}' then {n}" for n, name in enumerate(self._outputs))
+            routes = " ".join(f"when '{name}' then {n}" for n, name in enumerate(self.routes))
             value = quoted(self._route_by)
             rows = rows.withColumn(_ROUTE, F.expr(f"case {value} {routes} else {_NOWHERE} end"))
         for i in range(self._by_columns):
@@ -254,20 +268,27 @@ class Stager:
 
     def _roots(self, rows: Path) -> dict[str, Path]:
         """Output -> where its rows are staged."""
-        if not self._routed:
-            return dict.fromkeys(self._outputs, rows)
-        return {name: rows / f"{_ROUTE}={n}" for n, name in enumerate(self._outputs)}
+        roots = dict.fromkeys(self.routes, rows)
+        if self._routed:
+            roots = {name: rows / f"{_ROUTE}={n}" for n, name in enumerate(self.routes)}
+        if self._on_bad is not None and self._on_bad not in roots:
+            roots[self._on_bad] = rows.parent / "bad"
+        return roots
 
     def _set_apart(
-        self, found: dict[str, tuple[Committable, ...]], roots: Mapping[str, Path], to: str
+        self,
+        found: dict[str, tuple[Committable, ...]],
+        roots: Mapping[str, Path],
+        to: str,
+        scratch: Path,
     ) -> None:
-        """Rows that their sink can never take go to output `to`. Nothing is decided yet."""
+        """Move rows that their sink can never take to output `to`. Nothing is decided yet."""
         for name, sink in self._outputs.items():
             if name == to:
                 continue
             reasons: list[str] = []
             for file in found[name]:
-                unfit = sink.unfit(file, self._schema)
+                unfit = sink.unfit(self._as_published(name, file, scratch), self._schema_of(name))
                 if unfit:
                     set_apart(file, unfit, roots[to])
                     reasons += unfit.values()
@@ -275,6 +296,17 @@ class Stager:
                 found[name], found[to] = describe(roots[name], sink.by), describe(roots[to], ())
                 count = len(reasons)
                 _logger.warning("%d rows for output %s go to %s: %s", count, name, to, reasons[0])
+
+    def _as_published(self, output: str, file: Committable, scratch: Path) -> Committable:
+        """The file with no columns but those that the output has."""
+        if output not in self._columns_of:
+            return file
+        folder = scratch / uuid.uuid4().hex
+        folder.mkdir(parents=True)
+        shutil.copyfile(file.path, folder / Path(file.path).name)
+        keep_columns(folder, self._columns_of[output])
+        (copy,) = describe(folder, ())
+        return copy
 
     def _refuse_folders_for_unfit(self) -> None:
         if self._on_bad is not None and self._outputs[self._on_bad].by:
@@ -298,7 +330,7 @@ class Stager:
         raise BadRows(
             f"{sum(f.rows for f in lost)} rows have no output: their {self._route_by!r} is "
             f"{', '.join(sorted(values)[:5])}",
-            hint=f"give every row one of {', '.join(map(repr, self._outputs))}; null is none",
+            hint=f"give every row one of {', '.join(map(repr, self.routes))}; null is none",
         )
 
     def _learn(self, files: tuple[Committable, ...]) -> None:
