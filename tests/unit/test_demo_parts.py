@@ -19,14 +19,14 @@ from onceflow.cli.demo import next_commands
 from onceflow.cli.demo_screen import WORDS
 from onceflow.cli.telling import Json, Plain, Terminal
 from onceflow.demo import application
-from onceflow.demo.cast import JobPart, Part, Quiet, Stage
+from onceflow.demo.cast import RUN, JobPart, Part, Quiet, Stage
 from onceflow.demo.drain import positions
 from onceflow.demo.feed import Feed
 from onceflow.demo.folder import prepare
-from onceflow.demo.processes import DRIVER, RUN, WORKER, Child, Ended, frozen
 from onceflow.demo.steady import Steady
 from onceflow.demo.strikes import SEEN, Chaos, Plan
 from onceflow.errors import JobError, LeaseHeld
+from onceflow.harness.processes import DRIVER, WORKER, Child, Ended, frozen
 from onceflow.log.embedded import EmbeddedLog
 from onceflow.protocol.lease import Lease
 
@@ -186,7 +186,7 @@ time.sleep(600)
 
 
 def child(tmp_path: Path, *arguments: str) -> Child:
-    return Child(RUN, list(arguments), folder=tmp_path, said=tmp_path / "said" / "child.err",
+    return Child(RUN, list(arguments), folder=tmp_path, log=tmp_path / "said" / "child.err",
                  environment=os.environ)  # fmt: skip
 
 
@@ -245,7 +245,7 @@ def test_what_a_kill_of_one_process_leaves_is_ended_with_the_rest(tmp_path: Path
         assert run.family(driver) == {driver: DRIVER, **dict.fromkeys(workers, WORKER)}
         run.kill_alone(driver, DRIVER)
         patiently(lambda: driver not in run.family())  # its parent may leave it unreaped
-        assert not run.gone()
+        assert run.exit_code is None
         assert all(map(alive, workers))
     assert not any(map(alive, [driver, *workers]))
 
@@ -254,9 +254,9 @@ def test_what_a_kill_of_one_process_leaves_is_ended_with_the_rest(tmp_path: Path
 def test_a_child_ends_with_the_demo_however_that_ends(tmp_path: Path) -> None:
     demo = (
         "import os, pathlib, time\n"
-        "from onceflow.demo.processes import Child\n"
+        "from onceflow.harness.processes import Child\n"
         "here = pathlib.Path.cwd()\n"
-        "run = Child('x', ['supervisor'], folder=here, said=here / 'err', environment=os.environ)\n"
+        "run = Child('x', ['supervisor'], folder=here, log=here / 'err', environment=os.environ)\n"
         "print(run.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
@@ -266,7 +266,7 @@ def test_a_child_ends_with_the_demo_however_that_ends(tmp_path: Path) -> None:
     ) as process:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
-        patiently(lambda: b"onceflow.demo.child" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        patiently(lambda: b"onceflow.harness.child" in Path(f"/proc/{pid}/cmdline").read_bytes())
         process.kill()
     patiently(lambda: not alive(pid) or " Z " in Path(f"/proc/{pid}/stat").read_text())
 
@@ -287,7 +287,7 @@ def test_a_frozen_driver_stands_still_and_goes_on(tmp_path: Path) -> None:
 def test_a_child_that_ends_by_itself_says_how(tmp_path: Path) -> None:
     (tmp_path / "supervisor.py").write_text("import sys; sys.exit('no, thanks')")
     with child(tmp_path, "supervisor") as run:
-        patiently(run.ended)
+        patiently(run.has_ended)
         said = tmp_path / "said" / "child.err"
         assert run.how_it_ended() == f"{RUN} ended with exit code 1; what it said is in {said}"
         assert said.read_text() == "no, thanks\n"

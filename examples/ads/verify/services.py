@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -22,10 +20,11 @@ from ads.places import Places
 from ads.world import REGIONS
 from onceflow.harness.checker import Violation
 from onceflow.harness.play import Play, Struck
+from onceflow.harness.processes import Child
 from onceflow.harness.reaching import at_work
 from onceflow.harness.schedule import Fault
 from onceflow.log import EmbeddedLog
-from onceflow.service.error_report import death
+from onceflow.service.error_report import describe_exit
 from onceflow.testing.servers.process import free_ports
 
 # kind -> what it does, for people
@@ -39,15 +38,10 @@ STRIKES = {
     "kill-orders": "attribution",
     "refuse-orders": "attribution",
 }
-_COMMAND = """
-from onceflow.service.driver import killed_with_parent
-killed_with_parent()
-from ads.main import main
-main()
-"""
 _CAUGHT_WITHIN = 10.0  # seconds until it is found in a transaction
 _PROBES = 100
 _CHARGES_WITHIN = 120.0
+_STOPS_WITHIN = 60.0
 _LOOK_EVERY = 0.5
 _MOST = 20  # violations
 
@@ -55,48 +49,42 @@ _MOST = 20  # violations
 class Service:
     """One process, started again and again."""
 
-    def __init__(self, name: str, arguments: list[str], said: Path) -> None:
-        self.name, self._arguments, self._said = name, arguments, said
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, name: str, arguments: list[str], log: Path) -> None:
+        self.name, self._arguments, self._log = name, arguments, log
+        self._child: Child | None = None
 
     def start(self, *more: str) -> None:
         self.kill()
         root = str(Path(ads.__file__).parents[1])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        with self._said.open("ab") as said:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _COMMAND, *self._arguments, *more],
-                env={**os.environ, "PYTHONPATH": path},
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                start_new_session=True,
-            )
+        self._child = Child(
+            self.name, ["ads.main:main", *self._arguments, *more], log=self._log,
+            environment={**os.environ, "PYTHONPATH": path}, options=("-P",),
+        )  # fmt: skip
 
     @property
     def pid(self) -> int:
-        return self._process.pid if self._process is not None else 0
+        return self._child.pid if self._child is not None else 0
 
-    def gone(self) -> int | None:
-        """Its exit code, once it has ended."""
-        return None if self._process is None else self._process.poll()
+    @property
+    def exit_code(self) -> int | None:
+        return None if self._child is None else self._child.exit_code
 
     def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        if self._child is not None:
+            self._child.end()
+            self._child = None
 
-    def stop(self) -> int:
-        """As Ctrl-C does; its exit code."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGINT)
-        try:
-            code = self._process.wait(60)
-        except subprocess.TimeoutExpired:
-            code = -signal.SIGKILL
+    def stop(self, within: float) -> int:
+        """SIGTERM: it ends its work in order. Its exit code."""
+        assert self._child is not None
+        self._child.stop()
+        deadline = time.monotonic() + within
+        while self._child.exit_code is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        code = self._child.exit_code
         self.kill()
-        return code
+        return -signal.SIGKILL if code is None else code
 
 
 class Services:
@@ -122,10 +110,10 @@ class Services:
     def tend(self, *, may_end: bool) -> None:
         """Start again what has ended. Unless it may, that is a violation."""
         for service in (self.budget, self.orders):
-            code = service.gone()
+            code = service.exit_code
             if code is not None:
                 if not may_end:
-                    self._wrong("stuck", f"the {service.name} {death(code)}")
+                    self._wrong("stuck", f"the {service.name} {describe_exit(code)}")
                 service.start()
         if time.monotonic() - self._looked > _LOOK_EVERY:
             self._looked = time.monotonic()
@@ -140,9 +128,9 @@ class Services:
         wanted = {(name, p): at for name, ends in heads.items() for p, at in enumerate(ends) if at}
         if not play.wait(lambda: self._progress() == wanted, _CHARGES_WITHIN):
             self._wrong("stuck", f"read to {self._progress()}, committed is {wanted}")
-        code = self.budget.stop()
+        code = self.budget.stop(_STOPS_WITHIN)
         if code:
-            self._wrong("stuck", f"when it is stopped the budget service {death(code)}")
+            self._wrong("stuck", f"when it is stopped the budget service {describe_exit(code)}")
         self._look()
 
     def _look(self) -> None:

@@ -17,12 +17,13 @@ from onceflow import errors
 from onceflow.demo.application import PACKAGE
 from onceflow.demo.folder import HOME, SAID, SCRATCH
 from onceflow.demo.observed import Observed
-from onceflow.demo.processes import RUN, WORKER, Child, Ended, Event
 from onceflow.errors import OnceflowError, SetupError
+from onceflow.harness.processes import WORKER, Child, Ended, Event
 from onceflow.service.process_tree import scratch_environment
 
 Tell = Callable[..., None]
 
+RUN = "onceflow run"  # what the first process of a job is called
 _ONCEFLOW = "onceflow.cli:main"
 # A JVM that lives for a minute spends half of it on compiling: the quick compiler does here. (Its
 # cache would be too small by default, and is swept all the time then; and the code that Spark
@@ -69,7 +70,7 @@ class Part:
 
     def _leave(self) -> None:
         if self._child is not None:
-            self._child.__exit__()
+            self._child.end()
             self._child = None
 
     def start(self) -> None:
@@ -81,7 +82,7 @@ class Part:
             self.what,
             self._arguments,
             folder=self._stage.folder,
-            said=self._stage.folder / SAID / f"{self.name}.err",
+            log=self._stage.folder / SAID / f"{self.name}.err",
             environment=self._environment(),
         )
 
@@ -94,12 +95,12 @@ class Part:
         """What it has said since is taken note of. One that ended by itself ends the play."""
         if self._child is None:
             return
-        over = self._child.ended()
+        over = self._child.has_ended()
         for event in self._child.events():
             self._hear(event)
         if over:
             self.running = False
-            if not self._stopping or self._child.code != 0:
+            if not self._stopping or self._child.exit_code != 0:
                 raise SetupError(
                     self._child.how_it_ended(), hint="onceflow doctor looks at the machine"
                 )
@@ -109,11 +110,11 @@ class Part:
 
     def ended(self) -> bool:
         """It was stopped, and all that it said can be heard."""
-        return self._child is None or self._child.ended()
+        return self._child is None or self._child.has_ended()
 
     def gone(self) -> bool:
         """Its first process has ended: it has to be started again."""
-        return self._child is None or self._child.gone()
+        return self._child is None or self._child.exit_code is not None
 
     @property
     def state(self) -> str:

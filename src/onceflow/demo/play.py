@@ -24,13 +24,13 @@ from onceflow.demo.application import Application
 from onceflow.demo.cast import JobPart, Part, Stage, services
 from onceflow.demo.drain import Drain
 from onceflow.demo.folder import HOME, SAID, SCRATCH, prepare
-from onceflow.demo.processes import Event
 from onceflow.demo.result import result
 from onceflow.demo.sampling import EVERY as SAMPLE_EVERY
 from onceflow.demo.sampling import Sampling
 from onceflow.demo.steady import Steady
 from onceflow.demo.strikes import SEEN, Chaos, Plan, Strike
 from onceflow.errors import SetupError
+from onceflow.harness.processes import Event
 from onceflow.testing.servers.process import free_ports
 
 JOBS = ("aggregation", "attribution", "load")

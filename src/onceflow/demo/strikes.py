@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from onceflow.demo.cast import JobPart, Part
-from onceflow.demo.processes import DRIVER, JVM, RUN, WORKER, Ended, frozen
+from onceflow.demo.cast import RUN, JobPart, Part
+from onceflow.harness.processes import DRIVER, JVM, WORKER, Ended, frozen
 
 _STRIKE_WITHIN = 0.5  # seconds after an epoch was seen to begin
 SEEN = 5  # epochs, so that whoever looks has seen it work

@@ -8,7 +8,8 @@ It runs a job by the code of `onceflow run`'s driver. Orders come as JSON lines 
     {"do": "arm-tasks", "fault": "task.merged:kill:FOLDER"}        in keyed tasks, from now on
     {"do": "stop"}                                                 at the end of the epoch
 
-What happens goes to the pipe `--events`: what `onceflow run` tells, and how each life ended.
+What happens goes to standard output: what `onceflow run` tells, and how each life ended. What the
+job prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from onceflow.jobs.flow import Flow
 from onceflow.jobs.job import load
 from onceflow.log.embedded import EmbeddedLog
 from onceflow.log.source import Log
-from onceflow.service.driver import Stop, Teller, keep_libraries_quiet, killed_with_parent, live
+from onceflow.service.driver import Stop, Teller, keep_libraries_quiet, live
 from onceflow.service.error_report import describe_error
 from onceflow.spark.running_query import jvm_process
 from onceflow.spark.session import get_session
@@ -44,11 +45,10 @@ def main() -> None:
     parser.add_argument("--master", required=True)
     parser.add_argument("--settings", type=json.loads, default={})
     parser.add_argument("--log", type=Path, required=True)
-    parser.add_argument("--events", type=int, required=True)
     options = parser.parse_args()
-    killed_with_parent()
     keep_libraries_quiet()
-    tell, orders = Teller(options.events), _Orders()
+    tell, orders = Teller(os.dup(1)), _Orders()
+    os.dup2(2, 1)
     spark = get_session(options.master, options.settings, log=options.log)
     orders.workers = spark.sparkContext.environment
     jvm, conf = jvm_process(), spark.sparkContext.getConf()

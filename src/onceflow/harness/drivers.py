@@ -1,30 +1,23 @@
-"""Driver processes as the harness sees them: started ahead, ordered about, frozen and killed."""
+"""Driver processes: their Spark starts ahead of time, and one that raised can live again."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import queue
 import shutil
-import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from onceflow.errors import SetupError
+from onceflow.harness.processes import WORKER, Child, Event
 from onceflow.jobs.job import import_root
-from onceflow.service.process_tree import adopt_orphans, family, processes, scratch_environment
+from onceflow.service.process_tree import processes, scratch_environment
 from onceflow.spark.session import AGEING
 
-Event = dict[str, Any]
-
 _START_WITHIN = 120.0  # seconds, for a JVM on a busy machine
-_GONE_WITHIN = 20.0  # after it was killed
+_TURN = 0.02
 
 
 def _imports(job: Path | None) -> dict[str, str]:
@@ -35,99 +28,103 @@ def _imports(job: Path | None) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-class Driver:
-    """One process of `verify/driver.py`, and what it says."""
+class Life:
+    """One life of a driver, from the order to its end, as the driver tells it."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.started = False
+        self.code: int | None = None  # once it has ended; -9 if the process was killed
+        self.error: Event = {}
+        self.guarantees: dict[str, str] = {}  # of each query/output
+
+    @property
+    def over(self) -> bool:
+        return self.code is not None
+
+    @property
+    def complaint(self) -> str:
+        return f"{self.error['kind']}: {self.error['message']}" if self.error else "it said nothing"
+
+    def hear(self) -> None:
+        """Take in what the driver has said."""
+        gone = self.driver.has_ended()
+        for event in self.driver.events():
+            match event["event"]:
+                case "started":
+                    self.started = True
+                    for query, said in event["queries"].items():
+                        for output, what in said["outputs"].items():
+                            self.guarantees[f"{query}/{output}"] = what["guarantee"]
+                case "error":
+                    self.error = event
+                case "life":
+                    self.code = event["code"]
+        if gone and self.code is None:
+            self.code = self.driver.exit_code
+
+    def wait(self, seconds: float) -> int:
+        """Its exit code. For a life that nobody else listens to."""
+        deadline = time.monotonic() + seconds
+        while not self.over:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"driver {self.driver.pid} goes on after {seconds:.0f} s")
+            time.sleep(_TURN)
+            self.hear()
+        assert self.code is not None
+        return self.code
+
+
+class Driver(Child):
+    """A process of `harness/driver.py`, which lives as often as it is ordered to."""
 
     def __init__(
         self, master: str, settings: dict[str, str], scratch: Path, number: int, job: Path | None
     ) -> None:
-        reading, writing = os.pipe()
-        self.number = number
-        self.log = scratch / f"driver-{number}.log"
-        command = [
-            sys.executable, "-P", "-u", "-m", "onceflow.harness.driver", "--master", master,
-            "--settings", json.dumps(settings), "--log", str(self.log), "--events", str(writing),
-        ]  # fmt: skip
-        with self.log.open("ab") as said:
-            self.process = subprocess.Popen(
-                command,
-                env={**scratch_environment(scratch), **_imports(job)},
-                stdin=subprocess.PIPE,
-                stdout=said,
-                stderr=said,
-                pass_fds=[writing],
-                start_new_session=True,  # Ctrl-C is for us; its JVM is in its group
-            )
-        os.close(writing)
         self.jvm: int | None = None
         self.ready = False
         self.spark = ""  # version
         self.address = ""  # host:port of its scheduler
         self.spent = False  # its Spark may still hand out Python workers that were killed
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._read, args=(reading,), daemon=True)
-        self._reader.start()
+        log = scratch / f"driver-{number}.log"
+        super().__init__(
+            "driver",
+            ["onceflow.harness.driver", "--master", master, "--settings", json.dumps(settings),
+             "--log", str(log)],
+            log=log, environment={**scratch_environment(scratch), **_imports(job)},
+            options=("-P",),
+        )  # fmt: skip
 
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def _read(self, fd: int) -> None:
-        with os.fdopen(fd) as pipe:
-            for line in pipe:
-                with contextlib.suppress(ValueError):  # the half line of one that was killed
-                    event = json.loads(line)
-                    if event["event"] == "ready":
-                        self.jvm, self.address = event["jvm"], event["address"]
-                        self.spark, self.ready = event["spark"], True
-                    self._events.put(event)
-
-    def events(self) -> Iterator[Event]:
-        """What it has said since; at the end of the process {"event": "gone", "code": …}."""
-        while True:
-            try:
-                yield self._events.get_nowait()
-            except queue.Empty:
-                break
+    def _note(self, event: Event) -> None:
+        if event["event"] == "ready":
+            self.jvm, self.address, self.spark = event["jvm"], event["address"], event["spark"]
+            self.ready = True
 
     def order(self, **order: Any) -> None:
-        assert self.process.stdin is not None
+        assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(json.dumps(order).encode() + b"\n")
-            self.process.stdin.flush()
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            self._process.stdin.flush()
 
-    def gone(self) -> int | None:
-        """Its exit code, once it has ended."""
-        return self.process.poll()
-
-    # -------------------------------------------------------------- what can be done to it
-
-    def signal_all(self, number: signal.Signals) -> None:
-        """To the Python process, its JVM and its workers."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
-        for pid in family({self.pid}):  # Python workers have groups of their own
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
+    def live(
+        self, job: str, folder: Path, environment: dict[str, str], *, take_over: bool = False,
+        every: str | None = None, once: bool = False, fork: str | None = None,
+    ) -> Life:  # fmt: skip
+        """Run the job, with its home in the folder."""
+        list(self.events())  # of an earlier life
+        self.order(
+            do="live", job=job, folder=str(folder), environment=environment, take_over=take_over,
+            every=every, once=once, fork=fork,
+        )  # fmt: skip
+        return Life(self)
 
     def workers(self) -> list[int]:
         """The Python processes that work for its JVM."""
-        return [pid for pid, what in family({self.pid}).items() if what == "worker"]
+        return [pid for pid, what in self.family().items() if what == WORKER]
 
     def serves(self, url: str) -> bool:
         """Is this the address at which executors find its JVM?"""
         return self.address != "" and self.address in url
-
-    def end(self) -> None:
-        """It and all that it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGCONT)
-        self.signal_all(signal.SIGKILL)
-        self.process.wait()
-        self._reader.join(_GONE_WITHIN)
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
 
 
 class Drivers:
@@ -137,7 +134,6 @@ class Drivers:
         self, folder: Path, master: str, settings: dict[str, str], *, job: Path | None = None
     ) -> None:
         """`job`: the file of the job, where its Python workers find what it imports."""
-        adopt_orphans()
         self.scratch = folder / "scratch"
         self.scratch.mkdir(parents=True)
         self._master, self._settings = master, {**AGEING, **settings}
@@ -153,7 +149,7 @@ class Drivers:
 
     def take(self) -> Driver:
         """A spare one. It may not be ready yet."""
-        self._spares = [driver for driver in self._spares if driver.gone() is None]
+        self._spares = [driver for driver in self._spares if driver.exit_code is None]
         self._spares.sort(key=lambda driver: not driver.ready)
         return self._spares.pop(0) if self._spares else self._start()
 
@@ -163,22 +159,22 @@ class Drivers:
             self._spares.append(self._start())
 
     def give_back(self, driver: Driver) -> None:
-        """One that lives no more and can live again, unless it is spent."""
+        """One whose life is over and that can live again, unless it is spent."""
         if driver.spent:
             driver.end()
-        elif driver.gone() is None:
+        elif driver.exit_code is None:
             self._spares.append(driver)
 
     def wait_until_ready(self, driver: Driver) -> None:
         deadline = time.monotonic() + _START_WITHIN
         while not driver.ready:
-            if driver.gone() is not None or time.monotonic() > deadline:
+            if driver.exit_code is not None or time.monotonic() > deadline:
                 said = driver.log.read_text(errors="replace").strip().splitlines()
                 raise SetupError(
                     f"Spark did not start: {said[-1] if said else 'it said nothing'}",
                     hint="onceflow doctor looks at Java and Spark",
                 )
-            time.sleep(0.02)
+            time.sleep(_TURN)
 
     @property
     def spark(self) -> str:
@@ -187,7 +183,7 @@ class Drivers:
 
     def left(self) -> list[int]:
         """Processes of drivers that have ended which did not end with them."""
-        dead = {driver.pid for driver in self._started if driver.gone() is not None}
+        dead = {driver.pid for driver in self._started if driver.exit_code is not None}
         return [pid for pid, (_, session, _) in processes().items() if session in dead]
 
     def _reap(self) -> None:
@@ -203,15 +199,8 @@ class Drivers:
                     os.waitpid(pid, os.WNOHANG)
 
     def close(self) -> None:
-        """When it returns, nothing of them runs: a JVM that was killed takes its time."""
+        """When it returns, nothing of them runs."""
         for driver in self._started:
             driver.end()
-        deadline = time.monotonic() + _GONE_WITHIN
-        while (left := self.left()) and time.monotonic() < deadline:
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.01)
-            self._reap()
         self._reap()
         shutil.rmtree(self.scratch, ignore_errors=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from onceflow.harness import server_faults, snapshot_faults
 from onceflow.harness.checker import Violation
-from onceflow.harness.drivers import Driver
-from onceflow.harness.play import Life, Play, Struck
+from onceflow.harness.drivers import Driver, Life
+from onceflow.harness.play import Play, Struck
 from onceflow.harness.reaching import REACH_WITHIN, at_work, disarm, end_now, epoch, stand_still
 from onceflow.harness.schedule import Fault, opens
 from onceflow.harness.targets import body
@@ -46,7 +46,7 @@ def _kill_jvm(play: Play, fault: Fault, struck: Struck) -> None:
     assert driver.jvm is not None
     os.kill(driver.jvm, signal.SIGKILL)
     play.hit(struck, f"JVM {driver.jvm}, after epoch {epoch(play)}")
-    if not play.wait(lambda: driver.gone() is not None, _END_WITHIN):
+    if not play.wait(lambda: driver.exit_code is not None, _END_WITHIN):
         play.violations.append(
             Violation("stuck", play.case.name, f"driver {driver.pid} does not notice its JVM's end")
         )
@@ -95,7 +95,7 @@ def executors(play: Play) -> list[int]:
 
 def _kill_point(play: Play, fault: Fault, struck: Struck) -> None:
     driver = _arm(play, fault, "kill")
-    if play.wait(lambda: driver.gone() is not None, REACH_WITHIN):
+    if play.wait(lambda: driver.exit_code is not None, REACH_WITHIN):
         _killed(play, struck, f"driver {driver.pid} at {fault.point}")
     else:
         disarm(play, fault, struck)
@@ -150,11 +150,13 @@ def _lost_commit(play: Play, fault: Fault, struck: Struck) -> None:
 def _killed(play: Play, struck: Struck, what: str) -> None:
     driver = play.driver
     assert driver is not None
-    code = driver.process.wait(10)
+    play.wait(lambda: driver.exit_code is not None, 10)
+    code = driver.exit_code
     if code == -signal.SIGKILL:
         play.hit(struck, f"{what}, after epoch {epoch(play)}")
     else:
-        struck.what = f"the driver {describe_exit(code)} before it was killed"
+        how = "was not killed" if code is None else f"{describe_exit(code)} before it was killed"
+        struck.what = f"the driver {how}"
 
 
 # ---------------------------------------------------------------- the zombie
@@ -170,16 +172,17 @@ def _zombie(play: Play, fault: Fault, struck: Struck) -> None:
         return
     zombie.signal_all(signal.SIGSTOP)
     play.hit(struck, f"driver {zombie.pid} at {fault.point}, after epoch {epoch(play)}")
-    play.driver, play.host = None, f"host-{fault.number}"  # on another machine: it can't end it
+    play.driver = play.life = None
+    play.host = f"host-{fault.number}"  # on another machine: it can't end it
     successor = _succeed(play, fault, struck, folder)
     (folder / "resume").touch()
     zombie.signal_all(signal.SIGCONT)
     if fault.wakes:  # while its successor stands still; before a fence it may well go on
         before = play.observer.progress()
-        _hear(play, zombie, life, lambda: play.observer.progress() != before, _AWAKE_FOR)
+        _wait_beside(play, life, lambda: play.observer.progress() != before, _AWAKE_FOR)
         (successor / "resume").touch()
         play.mended(struck)
-    ended = _hear(play, zombie, life, lambda: False, _END_WITHIN)
+    ended = _wait_beside(play, life, lambda: False, _END_WITHIN)
     struck.what += f"; it woke up and ended as {life.error.get('kind', '-')}" if ended else ""
     if not ended:
         play.violations.append(
@@ -205,14 +208,14 @@ def _succeed(play: Play, fault: Fault, struck: Struck, folder: Path) -> Path:
     return pausing
 
 
-def _hear(
-    play: Play, zombie: Driver, life: Life, enough: Callable[[], bool], within: float
-) -> bool:
-    """Listen to the zombie instead of its successor: has it ended?"""
-    now = play.driver, play.life
-    play.driver, play.life = zombie, life
-    play.wait(lambda: life.over or enough(), within)
-    play.driver, play.life = now
+def _wait_beside(play: Play, life: Life, enough: Callable[[], bool], within: float) -> bool:
+    """Listen to the zombie, too: has its life ended?"""
+
+    def heard() -> bool:
+        life.hear()
+        return life.over or enough()
+
+    play.wait(heard, within)
     return life.over
 
 

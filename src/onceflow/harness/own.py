@@ -141,7 +141,7 @@ def _ask(driver: Driver, spec: str, folder: Path, schemas: dict[str, str]) -> di
     probe.mkdir(parents=True)
     driver.order(do="declare", job=spec, folder=str(probe), schemas=schemas)
     deadline = time.monotonic() + _DECLARED_WITHIN
-    while time.monotonic() < deadline and driver.gone() is None:
+    while time.monotonic() < deadline and driver.exit_code is None:
         for event in driver.events():
             if event["event"] == "declared":
                 if "error" in event:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from onceflow.harness.checker import Violation
 from onceflow.harness.decided import Decided
-from onceflow.harness.drivers import Driver, Drivers, Event
+from onceflow.harness.drivers import Driver, Drivers, Life
 from onceflow.harness.feed import Feed, Input
 from onceflow.harness.observer import Observer
 from onceflow.harness.schedule import Fault
@@ -46,19 +46,6 @@ class Struck:
     since: float = 0.0  # when the job could recover: a file was put back, a disk had space
     recovery: float | None = None  # seconds from then to the next epoch, without `start_up`
     start_up: float = 0.0  # seconds that were waited for a driver's Spark to start
-
-
-@dataclass
-class Life:
-    """How it goes with the life that a driver was ordered to live."""
-
-    started: bool = False
-    code: int | None = None  # once it has ended
-    error: Event = field(default_factory=dict)
-
-    @property
-    def over(self) -> bool:
-        return self.code is not None
 
 
 @dataclass(frozen=True)
@@ -170,19 +157,17 @@ class Play:
     def start_life(self, *, fault: str = "", take_over: bool = False) -> None:
         if self.driver is not None and self.driver.spent:
             self.driver.end()
-        if self.driver is None or self.driver.gone() is not None:
+        if self.driver is None or self.driver.exit_code is not None:
             self.driver = self.drivers.take()
             waiting = time.monotonic()
-            while not self.driver.ready and self.driver.gone() is None:
+            while not self.driver.ready and self.driver.exit_code is None:
                 self.turn()
             self.drivers.wait_until_ready(self.driver)
             self._waited += time.monotonic() - waiting
         self.drivers.keep_one_ahead()
-        list(self.driver.events())  # of a life before
-        self.life = Life()
-        self.driver.order(
-            do="live", job=self.case.job, folder=str(self.case.folder), take_over=take_over,
-            every=self.case.every, environment=self.environment(fault),
+        self.life = self.driver.live(
+            self.case.job, self.case.folder, self.environment(fault), take_over=take_over,
+            every=self.case.every,
         )  # fmt: skip
 
     def environment(self, fault: str = "") -> dict[str, str]:
@@ -206,38 +191,20 @@ class Play:
         self.life = None
         if self.driver is not None and self.driver.spent:
             self.driver.end()
-        if self.driver is None or self.driver.gone() is not None:
+        if self.driver is None or self.driver.exit_code is not None:
             self.driver = self.drivers.take()
         if self.driver.ready:
             self.start_life()
 
     def hear(self) -> None:
         """What the driver says, and whether feed and reader are well."""
-        if self.driver is not None:
-            over = self.driver.gone()
-            for event in self.driver.events():
-                self._hear(event)
-            if over is not None and self.life is not None and self.life.code is None:
-                self.life.code = 128 - over if over < 0 else over
+        if self.life is not None:
+            self.life.hear()
+            self.guarantees |= self.life.guarantees
         if self.feed is not None and self.feed.failure is not None:
             raise self.feed.failure
         if self.observer.failure is not None:
             raise self.observer.failure
-
-    def _hear(self, event: Event) -> None:
-        life = self.life
-        if life is None:
-            return
-        match event["event"]:
-            case "started":
-                life.started = True
-                for query, said in event["queries"].items():
-                    for output, what in said["outputs"].items():
-                        self.guarantees[f"{query}/{output}"] = what["guarantee"]
-            case "error":
-                life.error = event
-            case "life":
-                life.code = event["code"]
 
     def wait(self, condition: Callable[[], object], within: float) -> bool:
         deadline = time.monotonic() + within
@@ -284,8 +251,7 @@ class Play:
             self.driver.end()
 
     def complaint(self) -> str:
-        error = self.life.error if self.life else {}
-        return f"{error['kind']}: {error['message']}" if error else "it said nothing"
+        return self.life.complaint if self.life else "it said nothing"
 
     def rows_read(self) -> int:
         """How many rows of the input the slowest query has decided."""

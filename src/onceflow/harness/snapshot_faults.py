@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.harness.checker import Violation
-from onceflow.harness.play import Life, Play, Struck
+from onceflow.harness.play import Play, Struck
 from onceflow.harness.reaching import REACH_WITHIN, at_work, end_now, epoch
 from onceflow.harness.schedule import Fault
 from onceflow.harness.targets import Target
@@ -270,20 +270,19 @@ def _moved(folder: Path, target: Target, fault: Fault, name: str) -> tuple[str, 
 
 def _run_fork(play: Play, name: str, struck: Struck) -> None:
     """Until it has used up the input, by a driver of its own, while its parent goes on."""
-    driver, life = play.drivers.take(), Life()
-    play.wait(lambda: driver.ready or driver.gone() is not None, _ENDS_WITHIN)
+    driver = play.drivers.take()
+    play.wait(lambda: driver.ready or driver.exit_code is not None, _ENDS_WITHIN)
     play.drivers.wait_until_ready(driver)
-    list(driver.events())
-    driver.order(
-        do="live", job=play.case.job, folder=str(play.case.folder), take_over=False, once=True,
-        every="0ms", fork=name, environment=play.environment(),
-    )  # fmt: skip
-    parent = play.driver, play.life
-    play.driver, play.life = driver, life
-    ended = play.wait(lambda: life.over, _ENDS_WITHIN)
-    said = play.complaint() if life.error else "it goes on and on"
-    play.driver, play.life = parent
-    if not ended or life.code:
+    life = driver.live(
+        play.case.job, play.case.folder, play.environment(), once=True, every="0ms", fork=name
+    )
+
+    def over() -> bool:
+        life.hear()
+        return life.over
+
+    if not play.wait(over, _ENDS_WITHIN) or life.code:
+        said = life.complaint if life.error else "it goes on and on"
         play.violations.append(Violation("stuck", play.case.name, f"{name}: {said}"))
         driver.end()
     else:

@@ -1,6 +1,6 @@
-"""A process of the demo: ends with the demo, however that ends.
+"""A process of a run: it ends with the run, however that ends.
 
-    python -m onceflow.demo.child PARENT MODULE[:FUNCTION] ARGUMENTS…
+    python -m onceflow.harness.child PARENT MODULE[:FUNCTION] ARGUMENTS…
 
 is `python -m MODULE ARGUMENTS…`, or a call of a function of it, as a child of the process PARENT.
 """
@@ -18,7 +18,7 @@ from onceflow.service.driver import killed_with_parent
 def main() -> None:
     parent, what, *arguments = sys.argv[1:]
     killed_with_parent()
-    if os.getppid() != int(parent):  # it had ended before we asked
+    if os.getppid() != int(parent):  # the parent ended before the kernel was asked
         sys.exit(1)
     module, _, function = what.partition(":")
     sys.argv = [module, *arguments]
