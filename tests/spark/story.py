@@ -1,23 +1,21 @@
-"""A small job with a known truth, told in several lives of its driver.
+"""A small job with a known result, run in several lives of its driver.
 
 The input is five Parquet files of numbered rows, one for each epoch, or five commits of a log
-where the output goes to one. The truth is computed from the numbers alone. Outputs are read back
-without onceflow's own readers: commit entries as JSON lines, rows by pyarrow and sqlite3.
+where the output goes to one. The expected rows follow from the numbers alone. Driver processes,
+the reader of committed rows and the checker are those of `onceflow verify`.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
-import sqlite3
-import subprocess
-import sys
+import shutil
 import tempfile
-import threading
-import time
-import weakref
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,8 +25,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from onceflow import faults
+from onceflow.harness.checker import check
+from onceflow.harness.drivers import Drivers, Life
+from onceflow.harness.jobs import Truth
+from onceflow.harness.observer import Observer
+from onceflow.harness.target_reader import read
+from onceflow.harness.targets import Row, Target, read_folder
 from onceflow.log import EmbeddedLog
 
+JOB = Path(__file__).with_name("story_job.py")
+_POLL = 0.02  # seconds from one look at the committed rows to the next
+ENDS_WITHIN = 120.0  # seconds, for one life of a driver
 FILES = 5
 ROWS = 60  # of one file
 STEP = 1  # seconds of event time from row to row
@@ -37,8 +44,6 @@ DELAY = 5  # seconds
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
 INPUT = "id long, key string, at timestamp"
-
-Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -88,19 +93,36 @@ class Story:
             os.utime(part, (number + 1_700_000_000, number + 1_700_000_000))
             part.rename(self.path / "in" / f"{number}.parquet")  # readers see whole files only
 
-    def truth(self, files: int = FILES) -> Counter[Row]:
+    def expected(self, files: int = FILES) -> Counter[Row]:
+        """The rows of all outputs."""
+        return sum(self._expected(files).values(), Counter())
+
+    def _expected(self, files: int) -> dict[str, Counter[Row]]:
         ids = range(files * ROWS)
+        rows: Counter[Row]
         if self.query in ("stateless", "flaky"):
-            return Counter((i, key_of(i), i * 3) for i in ids if i % 10)
-        watermark = at(files * ROWS - 1) - timedelta(seconds=DELAY)
-        windows: Counter[tuple[datetime, str]] = Counter()
-        for i in ids:
-            begin = BEGIN + timedelta(seconds=(i * STEP) // WINDOW * WINDOW)
-            windows[begin, key_of(i)] += 1
-        closed = {
-            (k, b): n for (b, k), n in windows.items() if b + timedelta(seconds=WINDOW) <= watermark
-        }
-        return Counter((k, b.isoformat(sep=" "), n) for (k, b), n in closed.items())
+            rows, key = Counter((i, key_of(i), i * 3) for i in ids if i % 10), 1
+        else:
+            watermark = at(files * ROWS - 1) - timedelta(seconds=DELAY)
+            windows: Counter[tuple[str, datetime]] = Counter()
+            for i in ids:
+                windows[key_of(i), BEGIN + timedelta(seconds=(i * STEP) // WINDOW * WINDOW)] += 1
+            closed = {
+                (k, f"{begin:%Y-%m-%d %H:%M:%S}", n)
+                for (k, begin), n in windows.items()
+                if begin + timedelta(seconds=WINDOW) <= watermark
+            }
+            rows, key = Counter(closed), 0
+        if len(self.outputs) == 1:
+            return {self.outputs[0]: rows}
+        found: dict[str, Counter[Row]] = {name: Counter() for name in self.outputs}
+        for row in rows:
+            name = self._output_of(row[key])
+            found[name][*row, name] += 1
+        return found
+
+    def _output_of(self, key: str) -> str:
+        return "files" if key < "b" else self.outputs[-1] if key < "c" else "sqlite"
 
     # -------------------------------------------------------------- the job
 
@@ -156,7 +178,9 @@ class Story:
             if len(self.outputs) == 1:
                 flow.write("result", out, to=to[self.sinks], guarantee=self.guarantee)
                 return
-            kind = F.when(out.key < "b", "files").when(out.key < "c", self.outputs[-1])
+            kind = F.when(out.key < "b", "files").when(
+                out.key < "c", self.outputs[-1]
+            )  # _output_of
             out = out.withColumn("outcome", kind.otherwise("sqlite"))
             flow.write("result", out, to={name: to[name] for name in self.outputs}, by="outcome")
 
@@ -171,29 +195,31 @@ class Story:
         faults.record(self.trace)
         onceflow.start(self.job(), home=self.home, once=True, **options).wait()
 
-    def spawn(self, fault: str = "", host: str = "", **options: Any) -> Driver:
-        """A driver process of its own. `fault` is armed in it; `host` is what it thinks it is."""
-        settings = options.pop("settings", None)
-        driver = Driver(settings) if settings else _spares.pop() if _spares else Driver()
-        driver.send(
-            story=asdict(self),
-            options=options,
-            environment={
-                "ONCEFLOW_FAULT": fault,
-                "ONCEFLOW_TRACE": str(self.trace),
-                "ONCEFLOW_HOST": host or os.environ.get("ONCEFLOW_HOST", ""),
-            },
-        )
-        if not _spares:
-            _spares.append(Driver())
-        return driver
+    def spawn(
+        self, fault: str = "", host: str = "", *, take_over: bool = False, of: Drivers | None = None
+    ) -> Life:
+        """A life in a process of its own. `fault` is armed in it; `host` is what it thinks it is;
+        `of`: drivers of another master. Let `end` wait for it."""
+        pool = of or drivers()
+        driver = pool.take()
+        pool.wait_until_ready(driver)
+        environment = {
+            "ONCEFLOW_STORY": json.dumps(asdict(self)),
+            "ONCEFLOW_FAULT": fault,
+            "ONCEFLOW_TRACE": str(self.trace),
+            "ONCEFLOW_HOST": host or os.environ.get("ONCEFLOW_HOST", ""),
+        }
+        life = driver.live(str(JOB), self.path, environment, take_over=take_over, once=True)
+        if of is None:
+            pool.keep_one_ahead()
+        return life
 
     def live_apart(self, fault: str = "", **options: Any) -> int:
         """One life in a process of its own; its exit code."""
-        driver = self.spawn(fault, **options)
-        code = driver.process.wait(120)
+        life = self.spawn(fault, **options)
+        code = end(life)
         if code not in (0, -9):
-            print(driver.said)
+            print(life.complaint)
         return code
 
     @property
@@ -223,24 +249,55 @@ class Story:
 
     # -------------------------------------------------------------- reading back
 
+    @property
+    def targets(self) -> list[Target]:
+        found = []
+        for kind in self.outputs:
+            path, table = str(self.path / kind), ""
+            if kind == "sqlite":
+                path, table = str(self.path / "out.db"), "result"
+            output = kind if len(self.outputs) > 1 else "result"
+            key = ("key",) if self.query == "random" else ()
+            found.append(Target(f"result/{output}", kind, path, table, key))
+        return found
+
     def published(self) -> Counter[Row]:
         """All rows that a reader of committed rows sees now."""
-        rows: Counter[Row] = Counter()
-        if "files" in self.outputs:
-            rows += read_files(self.path / "files")
-        if "log" in self.outputs:
-            rows += read_files(self.path / "log")
-        if "sqlite" in self.outputs:
-            rows += read_sqlite(self.path / "out.db", "result")
-        return rows
+        return Counter(row for target in self.targets for row in read(target, "story").rows)
+
+    def observer(self) -> Observer:
+        return Observer(self.home, "story", self.targets, pause=_POLL)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Committed rows are read all the time: none goes away. That each was right is what
+        `check` sees when they are all there."""
+        observer = self.observer()
+        observer.start()
+        try:
+            yield
+        finally:
+            observer.stop()
+            observer.close()
+        if observer.failure is not None:
+            raise observer.failure
+        wrong = [
+            said for seen in observer.seen.values() for said in (*seen.backwards, *seen.corrupt)
+        ]
+        assert not wrong, wrong[:3]
+        assert observer.polls > 1
 
     def check(self, files: int = FILES) -> None:
-        """The outputs are the truth, as multisets; nothing is left behind."""
-        found, truth = self.published(), self.truth(files)
-        assert not truth - found, f"lost: {sorted(truth - found)[:5]}"
-        assert not found - truth, f"doubled or wrong: {sorted(found - truth)[:5]}"
-        staged = list(self.home.glob("story/lineages/*/*/onceflow/staged/*"))
-        assert not staged, f"left behind: {staged}"
+        """The outputs hold the expected rows, each epoch as a whole; nothing is left behind."""
+        observer = self.observer()
+        observer.poll()
+        truth = {
+            target.output: Truth(rows)
+            for target, rows in zip(self.targets, self._expected(files).values(), strict=True)
+        }
+        promised = {target.output: self.guarantee for target in self.targets}
+        found = check("story", self.home, observer, truth, guarantees=promised)
+        assert not found, "\n".join(map(str, found))
 
     def check_trace(self) -> None:
         """What its drivers did is what the model of the protocol allows."""
@@ -250,77 +307,21 @@ class Story:
         assert refusal is None, f"{self.trace}, {refusal}"
 
 
-class Driver:
-    """A driver process, which starts its JVM and waits for its orders, and what it said."""
-
-    def __init__(self, settings: dict[str, str] | None = None) -> None:
-        self._output, path = tempfile.mkstemp()
-        os.unlink(path)
-        weakref.finalize(self, os.close, self._output)
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, json.dumps(settings or {})],
-            env={**os.environ, "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
-            stdin=subprocess.PIPE,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-        )
-
-    def send(self, **orders: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(orders).encode() + b"\n")
-        self.process.stdin.close()
-
-    @property
-    def said(self) -> str:
-        return os.pread(self._output, 1 << 24, 0).decode()
-
-    def dismiss(self) -> None:
-        """It ends when nobody can give it orders any more."""
-        self.process.communicate()
+@functools.cache
+def drivers() -> Drivers:
+    """Of all stories: a driver that was not killed has another life. A task is tried four times."""
+    folder = Path(tempfile.mkdtemp(prefix="onceflow-stories-"))
+    found = Drivers(folder, "local[2,4]", {}, job=JOB)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(found.close)
+    return found
 
 
-_spares: list[Driver] = []  # started ahead, so that a JVM starts beside other work
-
-
-@atexit.register
-def _dismiss_spares() -> None:
-    for driver in _spares:
-        driver.dismiss()
-
-
-class Poller:
-    """Reads committed rows all the time: never a row that is not in the truth, never fewer."""
-
-    def __init__(self, story: Story) -> None:
-        self.story = story
-        self.truth = story.truth()
-        self.wrong: list[str] = []
-        self.polls = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> Poller:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(30)
-        if kind is None:
-            assert not self.wrong, self.wrong[:3]
-            assert self.polls > 1
-
-    def _run(self) -> None:
-        before: Counter[Row] = Counter()
-        while not self._stop.is_set():
-            seen = self.story.published()
-            if seen - self.truth:
-                self.wrong.append(f"saw {sorted(seen - self.truth)[:3]}")
-            if before - seen:
-                self.wrong.append(f"went back: {sorted(before - seen)[:3]}")
-            before = seen
-            self.polls += 1
-            time.sleep(0.02)
+def end(life: Life, seconds: float = ENDS_WITHIN) -> int:
+    """Wait for the end of a life, whose driver can have another; its exit code."""
+    code = life.wait(seconds)
+    drivers().give_back(life.driver)
+    return code
 
 
 def key_of(number: int) -> str:
@@ -367,85 +368,10 @@ def _flaky(folder: str) -> Any:
 
 
 def read_files(root: Path) -> Counter[Row]:
-    """Follow the documented layout: newest roll-up, its manifests, the entries above it."""
-    for _ in range(100):
-        try:
-            return _read_files(root)
-        except FileNotFoundError:
-            continue  # rolled up while we read: begin again
-    raise AssertionError("a reader of the commits cannot keep up")
-
-
-def _read_files(root: Path) -> Counter[Row]:
-    commits = root / "_commits"
-    names = sorted(os.listdir(commits)) if commits.exists() else []
-    roll_up = max((n for n in names if n.startswith("rollup-")), default="")
-    paths: list[str] = []
-    if roll_up:
-        for manifest in body(commits / roll_up)["manifests"]:
-            paths += [file["path"] for file in _listed(root, manifest)]
-    above = roll_up.removeprefix("rollup-")
-    for name in names:
-        if name[0].isdigit() and name > above:
-            paths += [f["path"] for f in body(commits / name).get("files", ())]
-    if (
-        max((n for n in os.listdir(commits) if n.startswith("rollup-")), default="") != roll_up
-        if commits.exists()
-        else False
-    ):
-        raise FileNotFoundError
-    rows: Counter[Row] = Counter()
-    for path in paths:
-        for row in pq.read_table(root / path).to_pylist():
-            rows[_row(row)] += 1
-    return rows
-
-
-def _listed(root: Path, manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    """A manifest lists the files of commits, or manifests of the level below."""
-    said = body(root / "_manifests" / manifest["name"])
-    files = [file for commit in said.get("commits", ()) for file in commit["files"]]
-    return files + [f for below in said.get("manifests", ()) for f in _listed(root, below)]
+    """The committed rows of a folder or a log."""
+    return Counter(read_folder(root, "", {}).rows)
 
 
 def body(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(path.read_text().split("\n")[1])
     return found
-
-
-def read_sqlite(path: Path, table: str) -> Counter[Row]:
-    if not path.exists():
-        return Counter()
-    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)
-    try:
-        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
-            return Counter()
-        cursor = db.execute(f"SELECT * FROM {table}")
-        names = [c[0] for c in cursor.description]
-        return Counter(_row(dict(zip(names, row, strict=True))) for row in cursor)
-    finally:
-        db.close()
-
-
-def _row(row: dict[str, Any]) -> Row:
-    kept = {k: v for k, v in row.items() if k not in ("outcome", "_lineage", "_epoch")}
-    if "begin" in kept:
-        kept["begin"] = datetime.fromisoformat(kept["begin"]).replace(tzinfo=UTC).isoformat(sep=" ")
-    return tuple(kept.values())
-
-
-def main() -> None:
-    import onceflow
-
-    onceflow.get_session("local[2]", json.loads(sys.argv[1]))
-    line = sys.stdin.readline()
-    if line:
-        orders = json.loads(line)
-        os.environ.update(orders["environment"])
-        faults.arm_from_environment()
-        Story(**orders["story"]).live(**orders["options"])
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -381,7 +381,7 @@ def test_a_person_sees_live_lines_and_ctrl_c_stops_at_an_epochs_end(tmp_path: Pa
         run.see(r"query +epoch +in +out +lag +published +watermark +state\n")
         run.see(r"result +\d+ .* rows/s .* rows/s .* s .* s ago +2026-01-01T\S+Z .* rows\n")
         story.write_input(range(2, 4))
-        patiently(lambda: story.published() == story.truth(4))
+        patiently(lambda: story.published() == story.expected(4))
         (status,) = json.loads(
             onceflow("status", "--home", story.home, "--json", cwd=tmp_path).stdout
         )

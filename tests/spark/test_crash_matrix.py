@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from story import Poller, Story
+from story import Story
 
 import rotation
 from onceflow import faults
@@ -96,7 +96,7 @@ def test_a_driver_broken_at_any_point_loses_and_doubles_nothing(
     story = Story(str(tmp_path), case.query, case.sinks)
     story.write_input()
     request.getfixturevalue("spark")
-    with Poller(story):
+    with story.watched():
         if case.point.startswith("open."):
             # the opening that matters is the one that finds a decided, unpublished epoch
             broken(story, "epoch.decided", 2, "raise")
@@ -110,7 +110,7 @@ def test_every_life_in_a_process_of_its_own(tmp_path: Path) -> None:
     """As a person does it: killed three times in a row, then left alone."""
     story = Story(str(tmp_path), "stateful", "all")
     story.write_input()
-    with Poller(story):
+    with story.watched():
         for point in ("epoch.decided", "open.published", "folder.moved-one"):
             broken(story, point, visit_of(point), "kill")
         assert story.live_apart() == 0

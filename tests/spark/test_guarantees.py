@@ -31,7 +31,7 @@ def broken_at(point: str, story: Story, *, kill: bool = False) -> tuple[Counter[
         faults.disarm()
     story.live()
     assert not list(story.home.glob("story/lineages/*/*/onceflow/staged/*"))
-    return story.truth() - story.published(), story.published() - story.truth()
+    return story.expected() - story.published(), story.published() - story.expected()
 
 
 @pytest.mark.parametrize("sinks", SINKS)
@@ -41,7 +41,7 @@ def test_at_least_once_loses_nothing_and_may_repeat_an_epoch(
     story = Story(str(tmp_path), "stateless", sinks, guarantee="at-least-once")
     lost, doubled = broken_at("epoch.published", story, kill=True)
     assert not lost
-    assert len(doubled) == story.truth().total() / FILES
+    assert len(doubled) == story.expected().total() / FILES
     assert set(doubled.values()) == {1}  # the rows that were decided, once more
 
 
@@ -52,7 +52,7 @@ def test_at_most_once_repeats_nothing_and_may_lose_an_epoch(
     story = Story(str(tmp_path), "stateless", sinks, guarantee="at-most-once")
     lost, doubled = broken_at("epoch.decided", story, kill=True)
     assert not doubled
-    assert len(lost) == story.truth().total() / FILES
+    assert len(lost) == story.expected().total() / FILES
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_driver_that_was_killed_while_it_added_files_is_followed_by_one_that_g
     story = Story(str(tmp_path), "stateless", sinks, guarantee=guarantee)
     lost, doubled = broken_at("folder.moved-one", story, kill=True)
     assert not doubled  # what was moved and not committed is gone
-    assert len(lost) == (0 if guarantee == "at-least-once" else story.truth().total() / FILES)
+    assert len(lost) == (0 if guarantee == "at-least-once" else story.expected().total() / FILES)
     seen = sum(pq.read_metadata(path).num_rows for path in (tmp_path / sinks).rglob("*.parquet"))
     assert seen == story.published().total()
 
@@ -89,7 +89,7 @@ def test_a_stopped_job_repeats_nothing_and_may_change_its_guarantee(
     for number, guarantee in enumerate([*Guarantee, *Guarantee][: FILES - 1]):
         story.write_input(range(number, number + 1))
         replace(story, guarantee=guarantee).live()
-        assert story.published() == story.truth(number + 1)
+        assert story.published() == story.expected(number + 1)
     story.write_input(range(FILES - 1, FILES))
     faults.arm("epoch.decided", "raise")
     with pytest.raises(faults.InjectedFault):

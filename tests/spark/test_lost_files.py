@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from story import FILES, Poller, Story
+from story import FILES, JOB, Story
 
 from onceflow import faults
 from onceflow.harness.cluster import cluster
+from onceflow.harness.drivers import Drivers
 
 QUERIES = ["stateless", "stateful"]
 
@@ -83,7 +85,7 @@ def test_the_no_data_epoch_that_is_due_runs_after_a_restart(tmp_path: Path, spar
     with pytest.raises(faults.InjectedFault):
         story.live()
     faults.disarm()
-    assert story.published() != story.truth()
+    assert story.published() != story.expected()
     story.live()
     story.check()
 
@@ -91,8 +93,8 @@ def test_the_no_data_epoch_that_is_due_runs_after_a_restart(tmp_path: Path, spar
 def test_a_task_that_fails_half_way_through_staging(tmp_path: Path) -> None:
     story = Story(str(tmp_path), "flaky", "both")
     story.write_input()
-    with Poller(story):
-        assert story.live_apart(settings={"spark.master": "local[2,4]"}) == 0
+    with story.watched():
+        assert story.live_apart() == 0
     attempts = {name.split("-")[1] for name in os.listdir(tmp_path / "attempts")}
     assert attempts == {"0", "1"}, "no attempt failed"
     story.check()
@@ -111,7 +113,9 @@ def test_speculated_tasks_on_a_real_cluster(tmp_path: Path) -> None:
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "90s",
         "spark.executorEnv.PYTHONPATH": os.path.dirname(__file__),
     }  # fmt: skip
-    with cluster(tmp_path) as (master, settings), Poller(story):
-        assert story.live_apart(settings={**settings, **eager, "spark.master": master}) == 0
+    with cluster(tmp_path) as (master, settings), story.watched():
+        drivers = Drivers(tmp_path / "drivers", master, {**settings, **eager}, job=JOB)
+        with closing(drivers):
+            assert story.live_apart(of=drivers) == 0
     assert {"31-1", "211-1"} <= set(os.listdir(tmp_path / "attempts")), "nothing was speculated"
     story.check()

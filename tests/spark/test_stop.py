@@ -61,7 +61,7 @@ def test_a_run_is_stopped_from_another_process_and_its_next_start_is_not(tmp_pat
         assert answer["process"]["pid"] == run.driver()
     assert (answer["was_running"], told.stderr) == (True, "")
     assert answer["queries"] == stands(folder)
-    assert story.published() == story.truth(2)
+    assert story.published() == story.expected(2)
     shown = json.loads(onceflow("savepoint", "list", "story", "--home", story.home, "--json",
                                 cwd=tmp_path).stdout)  # fmt: skip
     made = [(s["name"], s["epochs"]) for s in shown["savepoints"]]
@@ -76,7 +76,7 @@ def test_a_run_is_stopped_from_another_process_and_its_next_start_is_not(tmp_pat
 
     story.write_input(range(2, 4))
     with Run("it.py", "--home", story.home, cwd=tmp_path) as run:
-        run.wait(lambda: story.published() == story.truth(4))
+        run.wait(lambda: story.published() == story.expected(4))
         told = onceflow(*stop, cwd=tmp_path, ONCEFLOW_HOST="elsewhere")  # a machine that shares it
         assert told.returncode == 0, told.stderr
         assert f"asked process {run.driver()} on " in told.stderr

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from story import FILES, Driver, Poller, Story
+from story import FILES, Story, end
 from waiting import wait_for
 
 from onceflow import faults
 from onceflow.errors import Fenced, OnceflowError
+from onceflow.harness.drivers import Life
 
 ALL = os.environ.get("ONCEFLOW_TEST_ALL") == "1"
 
@@ -65,9 +66,9 @@ def test_a_paused_driver_that_wakes_up_changes_nothing(  # noqa: PLR0917 - fixtu
 
     def wake(_: str = "") -> None:
         (tmp_path / "resume").touch()
-        sleeper.process.wait(60)
+        end(sleeper)
 
-    with Poller(story):
+    with story.watched():
         if waking == "after":
             story.live(take_over=True)
             before = story.published()
@@ -79,8 +80,8 @@ def test_a_paused_driver_that_wakes_up_changes_nothing(  # noqa: PLR0917 - fixtu
     story.check()
     story.check_trace()
     if waking != "open.led":  # then it was not fenced yet: what it did was its right
-        assert sleeper.process.returncode != 0, sleeper.said
-        assert "Fenced" in sleeper.said, sleeper.said
+        assert sleeper.code
+        assert sleeper.error["kind"] == "Fenced", sleeper.complaint
         refuse_decisions_below_a_fence(story)
 
 
@@ -91,11 +92,16 @@ def refuse_decisions_below_a_fence(story: Story) -> None:
         highest = entry["term"]
 
 
-def asleep(story: Story, point: str, visit: int = 2) -> Driver:
-    driver = story.spawn(f"{point}:pause:{visit}:{story.root}", host="first")
-    wait_for(lambda: (story.path / "paused").exists() or driver.process.poll() is not None, 60)
-    assert driver.process.poll() is None, driver.said
-    return driver
+def asleep(story: Story, point: str, visit: int = 2, host: str = "first") -> Life:
+    life = story.spawn(f"{point}:pause:{visit}:{story.root}", host=host)
+
+    def paused_or_over() -> bool:
+        life.hear()
+        return (story.path / "paused").exists() or life.over
+
+    wait_for(paused_or_over, 60)
+    assert not life.over, life.complaint
+    return life
 
 
 def test_a_driver_that_was_paused_before_anything_was_decided_removes_nothing_of_its_successor(
@@ -107,8 +113,8 @@ def test_a_driver_that_was_paused_before_anything_was_decided_removes_nothing_of
     sleeper = asleep(story, "open.published", visit=1)
     story.live(take_over=True)
     (tmp_path / "resume").touch()
-    assert sleeper.process.wait(60) != 0
-    assert "Fenced" in sleeper.said, sleeper.said
+    assert end(sleeper)
+    assert sleeper.error["kind"] == "Fenced", sleeper.complaint
     story.write_input(range(3, FILES))
     story.live(take_over=True)
     story.check()
@@ -120,12 +126,12 @@ def test_a_body_that_outlives_its_jvm_is_fenced(
     story = Story(str(tmp_path), "stateful", "both")
     story.write_input()
     sleeper = asleep(story, "epoch.hardened")
-    (jvm,) = children(sleeper.process.pid)
-    os.kill(jvm, signal.SIGKILL)
+    assert sleeper.driver.jvm is not None
+    os.kill(sleeper.driver.jvm, signal.SIGKILL)
     story.live(take_over=True)
     before = story.published()
     (tmp_path / "resume").touch()
-    assert sleeper.process.wait(60) != 0
+    assert end(sleeper)
     assert story.published() == before
     story.check()
     refuse_decisions_below_a_fence(story)
@@ -153,8 +159,8 @@ def test_a_body_that_outlives_stop_is_fenced(tmp_path: Path, spark: Any, elsewhe
         with pytest.raises(Exception, match=r"(?i)timed? ?out"):
             handle.queries["result"].stop()
         # the successor is another process, on what it takes for another machine
-        driver = story.spawn(host="second", take_over=True)
-        assert driver.process.wait(90) == 0, driver.said
+        successor = story.spawn(host="second", take_over=True)
+        assert end(successor) == 0, successor.complaint
         before = story.published()
         awake.set()
         wait_for(lambda: isinstance(handle.started["result"].epochs.failure, Fenced), 60)
@@ -175,16 +181,10 @@ def test_take_over_ends_a_holder_that_does_not_answer(
     """One that was stopped inside a transaction would block the table for ever."""
     story = Story(str(tmp_path), "stateless", "sqlite")
     story.write_input()
-    driver = story.spawn(f"{point}:pause:2:{story.root}").process
-    wait_for((tmp_path / "paused").exists, 60)
-    os.kill(driver.pid, signal.SIGSTOP)
-    with pytest.raises(Exception, match=f"process {driver.pid} on .*, since 20"):
+    holder = asleep(story, point, host="")
+    os.kill(holder.driver.pid, signal.SIGSTOP)
+    with pytest.raises(Exception, match=f"process {holder.driver.pid} on .*, since 20"):
         story.live()
     story.live(take_over=True)
-    assert driver.wait(10) == -signal.SIGKILL
+    assert end(holder) == -signal.SIGKILL
     story.check()
-
-
-def children(pid: int) -> list[int]:
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(p) for p in found if "java" in Path(f"/proc/{p}/comm").read_text()]

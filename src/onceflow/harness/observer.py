@@ -41,10 +41,12 @@ class Observer(threading.Thread):
     """
 
     def __init__(
-        self, home: Path, job: str, targets: list[Target], *, repeats: bool = True
-    ) -> None:
+        self, home: Path, job: str, targets: list[Target], *, repeats: bool = True,
+        pause: float = _PAUSE,
+    ) -> None:  # fmt: skip
         super().__init__(name="onceflow verify observer", daemon=True)
         self.job, self.targets, self.repeats = job, targets, repeats
+        self._pause = pause
         self.lineages = Lineages(home / job)
         self.seen = {target.output: Seen() for target in targets}
         self.decided: dict[str, dict[int, Decided]] = {}  # query -> epoch -> its decision
@@ -60,7 +62,7 @@ class Observer(threading.Thread):
     def run(self) -> None:
         try:
             used = 0.0  # of a core, for the last look; not more than a part of one in all
-            while not self._enough.wait(min(max(_PAUSE, 4 * used), _LONGEST_PAUSE)):
+            while not self._enough.wait(min(max(self._pause, 4 * used), _LONGEST_PAUSE)):
                 began = time.thread_time()
                 self.look()
                 used = time.thread_time() - began
