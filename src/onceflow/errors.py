@@ -4,6 +4,7 @@
     ├── JobError             the job file or what it declares is wrong
     ├── SessionRefused       a Spark session whose settings would break a guarantee
     ├── SetupError           Java, Spark or the machine is not what we need
+    │   └── StagingDiffers   staged files are not what the tasks of the epoch wrote
     ├── LeaseHeld            another driver leads this job
     ├── Fenced               a newer driver leads this job; this one must stop
     ├── Damaged              a file of ours is truncated, altered or missing
@@ -74,6 +75,10 @@ class SessionRefused(OnceflowError):
 
 class SetupError(OnceflowError):
     exit_code = 4
+
+
+class StagingDiffers(SetupError):
+    pass
 
 
 class LeaseHeld(OnceflowError):

@@ -7,6 +7,7 @@ here: anything that imports onceflow. Start reading in `points.py`.
 from onceflow.faults.points import (
     EPOCH,
     FOLDER,
+    JOB,
     KAFKA,
     KEYED,
     OPENING,
@@ -17,6 +18,7 @@ from onceflow.faults.points import (
     SERVICES,
     SNAPSHOTS,
     SQLITE,
+    STAGE,
     TASK,
     TRIM,
     InjectedFault,
@@ -31,6 +33,7 @@ from onceflow.faults.points import (
 __all__ = [
     "EPOCH",
     "FOLDER",
+    "JOB",
     "KAFKA",
     "KEYED",
     "OPENING",
@@ -41,6 +44,7 @@ __all__ = [
     "SERVICES",
     "SNAPSHOTS",
     "SQLITE",
+    "STAGE",
     "TASK",
     "TRIM",
     "InjectedFault",

@@ -45,6 +45,7 @@ EPOCH = (
     "epoch.published",
     "epoch.swept",
 )
+STAGE = ("stage.written",)
 PUT = ("put.written", "put.linked")
 FOLDER = ("folder.moved-one", "folder.moved", "folder.committed")
 SQLITE = ("sqlite.begun", "sqlite.written", "sqlite.committed")
@@ -87,7 +88,9 @@ TASK = ("task.rows-written", "task.run-written", "task.merged")
 # Of targets that are servers: the tests that have these servers reach them.
 SERVICES = POSTGRES + KAFKA
 
-POINTS = OPENING + EPOCH + PUT + FOLDER + SQLITE + ROLL_UP
+# What every job reaches, whatever its sinks are.
+JOB = OPENING + EPOCH + STAGE + PUT + ROLL_UP
+POINTS = JOB + FOLDER + SQLITE
 
 
 class InjectedFault(Exception):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -35,8 +36,13 @@ SETTINGS = {
 
 
 @contextlib.contextmanager
-def cluster(folder: Path, *, port: int | None = None) -> Iterator[tuple[str, dict[str, str]]]:
-    """The master's URL and the settings of a session on it. Nothing of it is left afterwards."""
+def cluster(
+    folder: Path, *, port: int | None = None, hidden: Sequence[Path] = ()
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """The master's URL and the settings of a session on it. Nothing of it is left afterwards.
+
+    `hidden`: folders that workers have as empty ones of their own (that takes the right to mount).
+    """
     port = port or _free_port()
     if _listens(port):
         raise SetupError(f"port {port} is taken", hint="end what listens there")
@@ -53,7 +59,8 @@ def cluster(folder: Path, *, port: int | None = None) -> Iterator[tuple[str, dic
             log = logs / f"worker-{number}.log"
             started.append(
                 _run(log, host, f"{_DEPLOY}.worker.Worker", "--host", host, "--webui-port", "0",
-                     "--cores", "4", "--memory", "4g", "--work-dir", str(logs / "work"), master)
+                     "--cores", "4", "--memory", "4g", "--work-dir", str(logs / "work"), master,
+                     hidden=hidden)
             )  # fmt: skip
             _wait_until(partial(_registered, log), started, logs)
         path = os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH", "")]))
@@ -65,7 +72,13 @@ def cluster(folder: Path, *, port: int | None = None) -> Iterator[tuple[str, dic
             process.wait()
 
 
-def _run(log: Path, ip: str, *command: str) -> subprocess.Popen[bytes]:
+def can_hide() -> bool:
+    """May this process mount?"""
+    tried = ["unshare", "-m", "mount", "-t", "tmpfs", "onceflow", "/mnt"]
+    return not subprocess.run(tried, check=False, capture_output=True).returncode
+
+
+def _run(log: Path, ip: str, *command: str, hidden: Sequence[Path] = ()) -> subprocess.Popen[bytes]:
     import pyspark
 
     spark_class = Path(pyspark.__file__).parent / "bin" / "spark-class"
@@ -75,9 +88,13 @@ def _run(log: Path, ip: str, *command: str) -> subprocess.Popen[bytes]:
         # Executors that are killed on purpose must not end the application.
         "SPARK_MASTER_OPTS": "-Dspark.deploy.maxExecutorRetries=-1",
     }  # fmt: skip
+    full = [str(spark_class), *command]
+    if hidden:
+        mounts = [f"mount -t tmpfs onceflow {shlex.quote(str(path))}" for path in hidden]
+        full = ["unshare", "-m", "sh", "-ec", "; ".join([*mounts, 'exec "$@"']), "sh", *full]
     with log.open("wb") as said:
         return subprocess.Popen(
-            [str(spark_class), *command], env=environment, stdin=subprocess.DEVNULL, stdout=said,
+            full, env=environment, stdin=subprocess.DEVNULL, stdout=said,
             stderr=said, start_new_session=True,
         )  # fmt: skip
 

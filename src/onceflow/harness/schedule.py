@@ -125,7 +125,7 @@ class Fault:
 def points(sinks: Iterable[str], *, asleep: bool = False) -> list[str]:
     """The fault points that the driver of a job with such sinks can reach."""
     kinds = set(sinks)
-    found = [*faults.OPENING, *faults.EPOCH, *faults.PUT, *faults.ROLL_UP]
+    found = list(faults.JOB)
     found += faults.FOLDER if kinds & {"files", "log"} else ()
     found += faults.SQLITE if "sqlite" in kinds else ()
     found += faults.KAFKA if "kafka" in kinds else ()

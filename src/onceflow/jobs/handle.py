@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onceflow.contract.digest import with_digest
 from onceflow.contract.ledger import Guarantee
 from onceflow.contract.quantities import milliseconds
 from onceflow.contract.sink import Sink
@@ -355,9 +354,7 @@ def _writer(epochs: Epochs) -> Any:
         from onceflow.protocol.ticks import with_ticks
 
         df = with_ticks(df, query.ticks)
-    own = declared.digests and not declared.keyed  # else it is taken of what the steps emit
-    rows = with_digest(df) if own else df
-    writer = rows.writeStream.outputMode(declared.mode).foreachBatch(epochs)
+    writer = epochs.observed(df).writeStream.outputMode(declared.mode).foreachBatch(epochs)
     writer = writer.option("checkpointLocation", str(query.folder))
     return writer.queryName(f"{query.job}/{query.name}")
 

@@ -10,18 +10,19 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onceflow.contract.digest import NAME as DIGEST
-from onceflow.contract.digest import observed
 from onceflow.contract.ledger import Committable
+from onceflow.contract.observation import NAME, Observed, Observer
 from onceflow.contract.sink import Staged
+from onceflow.errors import StagingDiffers
 from onceflow.protocol.epoch_log import Decision
 from onceflow.protocol.home import Query
 from onceflow.protocol.keyed_spec import At
 from onceflow.protocol.query_spec import Declared
-from onceflow.protocol.staging import Stager, refuse_columns
+from onceflow.protocol.staging import Stager, refuse_columns, refuse_other_rows
 from onceflow.spark.running_query import Plan, RunningQuery
 
 if TYPE_CHECKING:
@@ -53,11 +54,16 @@ class EpochRows:
             declared.columns,
             bad_only=declared.bad_only,
         )
+        self._observer = Observer(tuple(self._stager.routes), declared.by, declared.digests)
         self._operators: Operators | None = None
         if declared.keyed:
             from onceflow.protocol.keyed_runner import Operators  # loads Arrow
 
             self._operators = Operators(query, declared.keyed, declared.df)
+
+    def observed(self, df: Any) -> Any:
+        """The stream as Spark is to run it. With keyed steps, their output is observed instead."""
+        return df if self._operators is not None else self._observer.stream(df)
 
     def refuse_columns(self) -> None:
         """Say before the query starts what could not be staged later."""
@@ -87,18 +93,31 @@ class EpochRows:
         before, if it is run again. All that is written has the name of `folder` in its own."""
         load = running.load(plan)
         if self._operators is None:
-            staged = self._stager.stage(batch, folder, folder.name, load, running)
-            return Made(staged, running.observed(DIGEST))
+            plan_observed = cache(partial(self._plan_observed, running))
+            staged = self._stager.stage(batch, folder, load, plan_observed, running)
+            return Made(staged, plan_observed().digest)
         now = int(time.time() * 1e6) if before is None else before.now
         now = now if last is None else max(now, last.now)  # clocks go back, time does not
         ran = self._operators.run(batch, At(plan.epoch, now, folder), last)
-        rows, digest = observed(ran.rows) if self._declared.digests else (ran.rows, None)
-        staged = self._stager.stage(rows, folder, folder.name, load)
+        rows, observed = self._observer.batch(ran.rows)
+        staged = self._stager.stage(rows, folder, load, observed)
         for name, (files, read) in ran.late.items():
             schema = self._declared.schema_of(name)
             late = Staged(files, folder, folder / name, folder.name, schema, read)
             staged[name] = self._declared.outputs[name].stage(late)
-        return Made(staged, digest() if digest else None, now, ran.keyed)
+            rows_late = sum(file.rows for file in files)
+            refuse_other_rows(f"output {name!r}", rows_late, staged[name], folder)
+        return Made(staged, observed().digest, now, ran.keyed)
+
+    def _plan_observed(self, running: RunningQuery) -> Observed:
+        values = running.observed(NAME)
+        if values is None:
+            raise StagingDiffers(
+                "Spark ran the plan of this epoch and did not count its rows; nothing is decided",
+                hint="remove what rewrites Spark's plans (spark.sql.extensions, "
+                "spark.sql.optimizer.excludedRules) and start the job again",
+            )
+        return self._observer.read(values)
 
     def due(self, last: Decision | None) -> None:
         """Have an epoch run when a timer is due, though no rows come."""

@@ -45,7 +45,14 @@ from onceflow.contract.ledger import Committable, Guarantee, Ledger, Position, P
 from onceflow.contract.schema import columns, refuse_difference
 from onceflow.contract.sink import Sink
 from onceflow.contract.staged_files import harden, verify
-from onceflow.errors import Fenced, JobError, OnceflowError, OutOfRange, PlanChanged
+from onceflow.errors import (
+    CheckpointRefused,
+    Fenced,
+    JobError,
+    OnceflowError,
+    OutOfRange,
+    PlanChanged,
+)
 from onceflow.faults.points import reach
 from onceflow.protocol.checkpoint_repair import Agreement
 from onceflow.protocol.compute import EpochRows, Made
@@ -58,6 +65,7 @@ from onceflow.protocol.lineage import Origin, refuse_foreign, refuse_other_rows
 from onceflow.protocol.query_spec import Declared
 from onceflow.protocol.retained_decisions import Past
 from onceflow.protocol.source_positions import Standing
+from onceflow.protocol.staging import not_seen_here
 from onceflow.protocol.step_times import Times
 from onceflow.spark.checkpoint import Checkpoint, offset_after, parse_offsets
 from onceflow.spark.file_source_log import SourceEntries
@@ -113,6 +121,10 @@ class Epochs:
         self._sweeper = ThreadPoolExecutor(1, thread_name_prefix="onceflow sweep")
         self._sweeping: Future[None] | None = None
         self._stopping = False
+
+    def observed(self, df: Any) -> Any:
+        """The query's stream, with what must be counted of its rows."""
+        return self._rows.observed(df)
 
     # ================================================================ opening
 
@@ -424,7 +436,10 @@ class Epochs:
         outputs = decision.outputs.values()
         kept = [output for output in outputs if output.guarantee is not Guarantee.AT_MOST_ONCE]
         staged = [self._staged(file) for output in kept for file in output.files]
-        spark = self.checkpoint.epoch_files(decision.epoch, decision.end, decision.state)
+        try:
+            spark = self.checkpoint.epoch_files(decision.epoch, decision.end, decision.state)
+        except CheckpointRefused as missing:  # the tasks of this very epoch wrote it
+            raise not_seen_here(missing.message) from missing
         snapshots = self.checkpoint.new_snapshots(spark)
         harden([*staged, *spark], self.query.folder, self._hardened, snapshots)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from onceflow.contract.ledger import Committable
+from onceflow.contract.observation import Observer
 from onceflow.contract.schema import arrow_schema, columns, quoted, spark_schema
 from onceflow.contract.staged_files import AS_WRITTEN, COMMITTER, describe, read_staged
 from onceflow.errors import Damaged, JobError, PlanChanged
@@ -41,7 +43,7 @@ from onceflow.protocol.keyed_time import (
     partitions_seen,
     wake,
 )
-from onceflow.protocol.staging import set_for_writing
+from onceflow.protocol.staging import not_seen_here, refuse_other_rows, set_for_writing
 from onceflow.spark.arrow_map import map_in_arrow
 from onceflow.spark.running_query import is_deterministic
 from onceflow.state.evolve import find_key_misfits, find_misfits
@@ -59,12 +61,15 @@ _logger = logging.getLogger(__name__)
 _BATCH_ROWS = "65536"  # that Python is given at a time
 
 
+LateRows = tuple[tuple[Committable, ...], Callable[[], Any]]  # files; a function that reads them
+
+
 @dataclass(frozen=True)
 class Ran:
     """What the steps of one epoch have made, all of it staged."""
 
     rows: Any  # DataFrame
-    late: Mapping[str, tuple[tuple[Committable, ...], Callable[[], Any]]]  # output -> files, rows
+    late: Mapping[str, LateRows]  # by output
     keyed: dict[str, dict[str, Any]]  # for the decision
 
 
@@ -146,9 +151,7 @@ class Operators:
                 rows = self._settled(rows, place / "input")
             kept[step.name], reports = self._run(step, rows, stood, at, place)
             if step.late is not None:
-                taken = _taken(reports, place / "taken")
-                read = partial(read_staged, self._spark, taken, step.rows, ())
-                late[step.late_output] = describe(taken, ()), read
+                late[step.late_output] = self._late(step, reports, place / "taken")
             rows = self._read(reports, step)
             for change in step.then:
                 rows = change(rows)
@@ -187,6 +190,7 @@ class Operators:
                 hint="the query is opened again; tell us if it comes again",
             )
         reach("keyed.ran", epoch=epoch)
+        self._refuse_missing(step, reports)
 
         # 3. list
         runs = [Run.from_json(r["run"]) for r in reports if r["run"] is not None]
@@ -280,6 +284,18 @@ class Operators:
         )
         return loaded.manifest
 
+    def _refuse_missing(self, step: KeyedStep, reports: list[dict[str, Any]]) -> None:
+        """Before rows or state are read that tasks wrote where this driver does not see them."""
+        rows = [path for r in reports for path in (*r["files"], *r["late_files"])]
+        runs = [r["run"] for r in reports] + [m["run"] for r in reports for m in r["merged"]]
+        state = [self._folder(step) / Run.from_json(run).name for run in runs if run is not None]
+        missing = [str(path) for path in (*rows, *state) if not os.path.exists(path)]
+        if missing:
+            raise not_seen_here(
+                f"keyed step {step.name!r}: its tasks wrote {len(rows) + len(state)} files, and "
+                f"this driver does not find {len(missing)} of them, such as {missing[0]}"
+            )
+
     def _folder(self, step: KeyedStep) -> Path:
         return self._query.folder / FOLDER / step.name
 
@@ -288,7 +304,10 @@ class Operators:
         may compute some of them again, for a worker that was lost, when others that came out
         differently are in the state already."""
         set_for_writing(self._spark)
+        rows, observed = Observer(("input",), digest=False).batch(rows)
         rows.write.options(**COMMITTER).parquet(str(folder))
+        reach("stage.written")
+        refuse_other_rows("input of keyed steps", observed().total, describe(folder, ()), folder)
         return self._spark.read.schema(rows.schema).options(**AS_WRITTEN).parquet(str(folder))
 
     # -------------------------------------------------------------- where rows belong
@@ -333,6 +352,17 @@ class Operators:
             return few.coalesce(self._spark.sparkContext.defaultParallelism)
         return self._spark.read.schema(schema).options(**AS_WRITTEN).parquet(*files)
 
+    def _late(self, step: KeyedStep, reports: list[dict[str, Any]], folder: Path) -> LateRows:
+        """The late rows of the attempts that count, moved to where no other attempt writes."""
+        folder.mkdir(parents=True)
+        for report in reports:
+            for file in report["late_files"]:
+                Path(file).rename(folder / Path(file).name)
+        files = describe(folder, ())
+        late = sum(report["late"] for report in reports)
+        refuse_other_rows(f"output {step.late_output!r}", late, files, folder)
+        return files, partial(read_staged, self._spark, folder, step.rows, ())
+
     # -------------------------------------------------------------- sweeping
 
     def sweep(self, retained: Sequence[Decision], term: int) -> None:
@@ -373,15 +403,6 @@ class Operators:
         if found is None:
             return False
         return found[1] != self._query.lineage[:8] or int(found[2]) <= term
-
-
-def _taken(reports: list[dict[str, Any]], folder: Path) -> Path:
-    """The late rows of the attempts that count, where no other attempt writes."""
-    folder.mkdir(parents=True)
-    for report in reports:
-        for file in report["late_files"]:
-            Path(file).rename(folder / Path(file).name)
-    return folder
 
 
 def _described(schema: StoreSchema, before: Mapping[str, str] | None) -> dict[str, str]:

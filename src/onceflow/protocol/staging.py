@@ -7,6 +7,10 @@ output a row goes to. (Partitioning by the user's own string would turn "" into 
 
 A small epoch is collected instead, which takes a third of the time, and written by the driver: the
 result of a task is that of its first attempt to succeed, and so is its state.
+
+The plan counts the rows of each output on the way (`contract/observation.py`). Staged files that
+hold another number of rows are refused before anything is decided on them: a task that ran on a
+machine where the staging folder is another folder leaves no file, and no error.
 """
 
 from __future__ import annotations
@@ -17,12 +21,13 @@ import logging
 import re
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from onceflow.contract.ledger import Committable
+from onceflow.contract.observation import Observed
 from onceflow.contract.schema import (
     arrow_schema,
     columns,
@@ -44,7 +49,8 @@ from onceflow.contract.staged_files import (
     set_apart,
     split,
 )
-from onceflow.errors import BadRows, JobError
+from onceflow.errors import BadRows, JobError, StagingDiffers
+from onceflow.faults.points import reach
 from onceflow.spark.running_query import Load, RunningQuery
 from onceflow.store.posix import translate_disk_full
 
@@ -100,21 +106,32 @@ class Stager:
         self._in_memory = 0  # bytes of the last one that was collected
 
     def stage(
-        self, batch: Any, folder: Path, tag: str, load: Load, running: RunningQuery | None = None
+        self,
+        batch: Any,
+        folder: Path,
+        load: Load,
+        observed: Callable[[], Observed],
+        running: RunningQuery | None = None,
     ) -> dict[str, tuple[Committable, ...]]:
-        """Run the one action over `batch`; output -> what it staged. `running`: whose plan it is,
-        if it is the plan of a query."""
+        """Run the one action over `batch`; output -> what it staged. `observed` returns what that
+        action observed. `running`: whose plan it is, if it is the plan of a query. All that is
+        written has the name of `folder` in its own."""
         self._refuse_folders_for_unfit()
-        spark, rows = batch.sparkSession, self._with_routes(batch)
+        spark, rows, tag = batch.sparkSession, self._with_routes(batch), folder.name
         if self._is_small(load):
             self._collect(rows, folder / "rows")
         else:
             self._write(rows, folder / "rows", running)
-        self._refuse_unrouted(folder / "rows")
+        reach("stage.written")
+        counted = observed()
+        self._refuse_unrouted(folder / "rows", counted.unrouted)
         roots = self._roots(folder / "rows")
         found = {name: describe(roots[name], sink.by) for name, sink in self._outputs.items()}
+        expected = {name: counted.rows.get(name, 0) for name in self._outputs}
+        for name, files in found.items():
+            refuse_other_rows(f"output {name!r}", expected[name], files, roots[name])
         if self._on_bad is not None:
-            self._set_apart(found, roots, self._on_bad, folder / "judged")
+            self._set_apart(found, roots, self._on_bad, folder / "judged", expected)
             self._narrow(roots)
             for name in self._columns_of:
                 found[name] = describe(roots[name], self._outputs[name].by)
@@ -126,6 +143,7 @@ class Stager:
             schema, scratch = self._schema_of(name), folder / f"{route}"
             read = partial(read_staged, spark, root, schema, sink.by)
             staged[name] = sink.stage(Staged(files, folder, scratch, tag, schema, read))
+            refuse_other_rows(f"output {name!r}", expected[name], staged[name], folder)
         self._last = (total[0], total[1], load.input)
         return staged
 
@@ -281,8 +299,10 @@ class Stager:
         roots: Mapping[str, Path],
         to: str,
         scratch: Path,
+        expected: dict[str, int],
     ) -> None:
-        """Move rows that their sink can never take to output `to`. Nothing is decided yet."""
+        """Move rows that their sink can never take to output `to`, and expect them there. Nothing
+        is decided yet."""
         for name, sink in self._outputs.items():
             if name == to:
                 continue
@@ -295,6 +315,7 @@ class Stager:
             if reasons:
                 found[name], found[to] = describe(roots[name], sink.by), describe(roots[to], ())
                 count = len(reasons)
+                expected[name], expected[to] = expected[name] - count, expected[to] + count
                 _logger.warning("%d rows for output %s go to %s: %s", count, name, to, reasons[0])
 
     def _as_published(self, output: str, file: Committable, scratch: Path) -> Committable:
@@ -316,8 +337,9 @@ class Stager:
                 hint="let bad rows go to an output without by= or key=",
             )
 
-    def _refuse_unrouted(self, root: Path) -> None:
+    def _refuse_unrouted(self, root: Path, counted: int) -> None:
         lost = describe(root / f"{_ROUTE}={_NOWHERE}", ())
+        refuse_other_rows("rows without an output", counted, lost, root)
         if not lost:
             return
         import pyarrow.parquet as pq
@@ -337,6 +359,26 @@ class Stager:
         rows = sum(file.rows for file in files)
         if rows >= 1000:
             self._bytes_per_row = sum(file.bytes for file in files) / rows
+
+
+def refuse_other_rows(
+    whose: str, observed: int, files: Sequence[Committable], folder: Path
+) -> None:
+    """`StagingDiffers` unless the staged files hold as many rows as Spark observed."""
+    rows = sum(file.rows for file in files)
+    if rows != observed:
+        raise not_seen_here(
+            f"{whose}: Spark counted {observed:,} rows, and the files that this driver finds under "
+            f"{folder} hold {rows:,}"
+        )
+
+
+def not_seen_here(what: str) -> StagingDiffers:
+    return StagingDiffers(
+        f"{what}; nothing of this epoch is decided",
+        hint="put the home on a file system that the driver and every worker see at the same path, "
+        "or run with --master local",
+    )
 
 
 def set_for_writing(spark: Any) -> None:

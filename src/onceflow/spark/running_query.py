@@ -193,10 +193,13 @@ class RunningQuery:
         """The one action over this epoch: its rows into files under the new folder `root`."""
         writing.write_parquet(self._jvm, self._query.lastExecution(), str(root), options)
 
-    def observed(self, name: str) -> Any:
-        """The first value of what the plan observes by that name, after the action."""
+    def observed(self, name: str) -> dict[str, Any] | None:
+        """The values that the plan observed by that name, after the action; None: none at all."""
         found = self._query.lastExecution().observedMetrics().get(name)
-        return found.get().get(0) if found.isDefined() else None
+        if not found.isDefined():
+            return None
+        values: dict[str, Any] = json.loads(found.get().json())
+        return values
 
     def next_watermark(self) -> int:
         """Milliseconds. Spark does the same after the epoch; doing it twice changes nothing."""

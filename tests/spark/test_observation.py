@@ -1,15 +1,17 @@
-"""The digest of an epoch: the same for the same rows in any order, another for any other rows."""
+"""What Spark counts of the rows of an epoch, and the digest that it takes of them."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from onceflow.contract.digest import NAME, with_digest
+from onceflow.contract.observation import NAME, Observed, Observer
 
+ONE = Observer(("out",))
 COLUMNS = {
     "long": "id",
     "string": "concat('é-', id)",
@@ -27,11 +29,16 @@ COLUMNS = {
 }
 
 
-def digest(df: Any) -> int:
-    rows = with_digest(df)
+def observed(df: Any, observer: Observer = ONE) -> Observed:
+    """As a stream's plan is observed."""
+    rows = observer.stream(df)
     rows.collect()
     found = rows._jdf.queryExecution().observedMetrics().get(NAME).get()
-    return int(found.get(0))
+    return observer.read(json.loads(found.json()))
+
+
+def digest(df: Any) -> int | None:
+    return observed(df).digest
 
 
 @pytest.mark.parametrize("name", COLUMNS)
@@ -53,6 +60,18 @@ def test_columns_that_change_places_between_rows_are_noticed(spark: SparkSession
 
 
 def test_no_row_has_a_digest_too(spark: SparkSession) -> None:
-    rows = with_digest(spark.range(0))
-    rows.collect()
-    assert rows._jdf.queryExecution().observedMetrics().get(NAME).get().get(0) is None
+    assert observed(spark.range(0)) == Observed({"out": 0}, 0, None)
+
+
+def test_rows_are_counted_for_each_output_with_a_digest_and_without(spark: SparkSession) -> None:
+    rows = spark.range(100).selectExpr(
+        "id", "case when id < 70 then 'a' when id < 90 then 'b' when id < 95 then '?' end as to"
+    )
+    for digests in (True, False):
+        observer = Observer(("a", "b", "none"), "to", digests)
+        found = observed(rows, observer)
+        assert (found.rows, found.unrouted) == ({"a": 70, "b": 20, "none": 0}, 10)
+        assert (found.digest is not None) is digests
+        watched, of_batch = observer.batch(rows)
+        watched.collect()
+        assert of_batch() == found
