@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -273,3 +274,27 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def test_the_folder_of_a_steps_state_survives_a_power_cut(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every folder above it was synced with its name in it before the first decision."""
+    synced: dict[int, set[str]] = {}
+    sync = os.fsync
+
+    def record(file: int) -> None:
+        sync(file)
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            synced[os.fstat(file).st_ino] = set(os.listdir(file))
+
+    world = Crashing(tmp_path, spark)
+    world.add()
+    monkeypatch.setattr(os, "fsync", record)
+    faults.arm("epoch.decided", "raise")
+    with pytest.raises(faults.InjectedFault):
+        world.live()
+    place = world.query().folder / "onceflow" / "keyed" / STEPS[0]
+    for _ in range(3):
+        assert place.name in synced.get(place.parent.stat().st_ino, set()), place
+        place = place.parent

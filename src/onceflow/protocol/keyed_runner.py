@@ -53,6 +53,7 @@ from onceflow.state.manifest import Manifest, MergeResult, Run
 from onceflow.state.process import Time
 from onceflow.state.runs import StoreSchema
 from onceflow.state.task import PLACE, REPORT, Work, run_task, store_schema
+from onceflow.store.posix import make_dirs
 
 FOLDER = "onceflow/keyed"
 _FEW = 10_000  # rows that are not worth a job of Spark to read
@@ -173,7 +174,7 @@ class Operators:
         work = self._work(
             step, manifest, time, tag=at.tag, place=place, tasks=tasks, handled=handled
         )
-        (self._folder(step)).mkdir(parents=True, exist_ok=True)
+        make_dirs(self._folder(step))
 
         # 1. place
         placed = self._placed(rows, step, stood, tasks, narrow=tasks == cores == 1)
