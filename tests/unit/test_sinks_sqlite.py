@@ -489,6 +489,21 @@ def test_a_reader_in_the_middle_of_a_transaction_keeps_nobody_out(target: Sqlite
         assert reader.execute("SELECT count(*) FROM counts").fetchone() == (2,)
 
 
+def test_a_database_that_can_have_no_write_ahead_log_is_refused(
+    target: SqliteTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a file system without shared memory: SQLite goes on in another mode, silently."""
+    connect = sqlite3.connect
+
+    def without_shared_memory(path: Any, **settings: Any) -> Any:
+        return connect(f"file:{path}?vfs=unix-dotfile", uri=True, **settings)
+
+    monkeypatch.setattr(sqlite3, "connect", without_shared_memory)
+    with pytest.raises(TargetError, match=r"write-ahead log.* stays delete") as refused:
+        fenced(target)
+    assert "move the database to a local file system" in str(refused.value)
+
+
 def test_a_file_that_is_no_database_is_named(target: SqliteTarget) -> None:
     target.path.write_bytes(b"something else entirely " * 100)
     for act in (

@@ -410,7 +410,7 @@ class Sqlite(Sink):
         make_dirs(self.path.parent)
         with self._connect() as db:
             try:
-                db.execute("PRAGMA journal_mode=WAL")
+                self._use_write_ahead_log(db)
                 db.execute("PRAGMA synchronous=FULL")
                 db.execute("BEGIN IMMEDIATE")
                 yield db
@@ -433,6 +433,17 @@ class Sqlite(Sink):
                     f"{self}: no answer to COMMIT: {error}",
                     hint="start the job again; it looks at the ledger",
                 ) from error
+
+    def _use_write_ahead_log(self, db: sqlite3.Connection) -> None:
+        """SQLite keeps the mode that it had if it cannot change it, and says so only here. In
+        another mode readers and the job lock each other out, and a power cut can take back what was
+        committed last."""
+        mode = db.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+        if mode != "wal":
+            raise TargetError(
+                f"{self}: SQLite cannot keep a write-ahead log here; the journal mode stays {mode}",
+                hint="move the database to a local file system (WAL needs shared memory)",
+            )
 
     @staticmethod
     def _roll_back(db: sqlite3.Connection) -> None:
