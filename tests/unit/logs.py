@@ -71,6 +71,17 @@ def manifest_names(path: Path) -> list[str]:
     return sorted(name.name for name in (path / "_manifests").glob("*"))
 
 
+def named_manifests(log: EmbeddedLog) -> set[str]:
+    """The manifests that a reader of the whole log reads."""
+    found: set[str] = set()
+    left = list(log.view.manifests)
+    while left:
+        name = left.pop()["name"]
+        found.add(name)
+        left += log.commits.read_manifest(name).get("manifests", ())
+    return found
+
+
 def unused_files(log: EmbeddedLog) -> set[str]:
     """What is in the folder and nobody will ever ask for."""
     root = log.path

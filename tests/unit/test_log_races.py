@@ -23,6 +23,7 @@ from logs import (
     ids,
     make,
     manifest_names,
+    named_manifests,
     placed,
     rows,
     segment_files,
@@ -471,8 +472,7 @@ class Story:
         assert placed(log).keys() == set(last.items())
         assert unused_files(log) == set()
         log.commits.sweep()
-        names = {name for top in log.view.manifests for name in log.commits._names(top)}
-        assert set(manifest_names(self.path)) == names
+        assert set(manifest_names(self.path)) == named_manifests(log)
 
     def recover(self) -> None:
         """A last driver, whom nobody disturbs."""
@@ -601,8 +601,7 @@ def test_a_producer_that_was_killed_leaves_all_or_nothing(
     assert ids(EmbeddedLog(log.path)) == [*known, 200, *range(300, 310)]
     assert unused_files(log.refresh()) == set()
     log.commits.sweep()
-    names = {name for top in log.view.manifests for name in log.commits._names(top)}
-    assert set(manifest_names(log.path)) == names
+    assert set(manifest_names(log.path)) == named_manifests(log)
 
 
 def die_while_writing(path: Path) -> None:

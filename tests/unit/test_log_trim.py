@@ -18,6 +18,7 @@ from logs import (
     ids,
     make,
     manifest_names,
+    named_manifests,
     placed,
     rows,
     segment_files,
@@ -158,7 +159,7 @@ def test_manifests_of_rows_that_are_gone_are_removed(log: EmbeddedLog) -> None:
     left = manifest_names(log.path)
     assert len(left) < len(before) / 2
     fresh = EmbeddedLog(log.path)
-    assert {name for top in fresh.view.manifests for name in fresh.commits._names(top)} == set(left)
+    assert named_manifests(fresh) == set(left)
     for view in (log, fresh):
         assert ids(view.refresh()) == list(range(59, 68))
         assert list(view.commits.published()), "nothing that is named is missing"

@@ -6,6 +6,8 @@ import contextlib
 import errno
 import os
 import shutil
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ from turns import Killed, Stepped, Truth, Turns, seeds
 from onceflow import faults
 from onceflow.contract.staged_files import BY, describe, verify
 from onceflow.errors import BadRows, Damaged, Fenced, JobError, PublishFailed, TargetForeign
-from onceflow.files.sink import published_files
+from onceflow.files.sink import _Folder, published_files
 from onceflow.sinks import Files, Outcome, Position, Publication, Staged
 from onceflow.store.posix import LocalStore
 
@@ -397,6 +399,100 @@ def test_manifests_form_a_tree_so_that_a_roll_up_stays_small(
     assert manifests(target) == before, "none of the tree is left over"
     publish(target, fenced(target, term=2, roll_up_every=2), 60, 61, term=2)
     assert target.rows() == all_rows(62)
+
+
+# ---------------------------------------------------------------- what opening costs
+
+
+def open_again(target: FilesTarget, term: int) -> None:
+    sink = files(target, roll_up_every=4)
+    sink.prepare(OUTPUT, SCHEMA, "append")
+    sink.fence(OUTPUT, term=term, token=f"token {term}")
+    sink.sweep(below_term=term)
+    sink.settled(OUTPUT)
+
+
+def reads_and_listings(target: FilesTarget, term: int, patch: pytest.MonkeyPatch) -> Counter[str]:
+    """What one opening of the folder reads and lists."""
+    found: Counter[str] = Counter()
+
+    def counted(kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*args: Any) -> Any:
+            found[kind] += 1
+            return call(*args)
+
+        return count
+
+    with patch.context() as patched:
+        patched.setattr(LocalStore, "read", counted("read", LocalStore.read))
+        patched.setattr(os, "listdir", counted("listed", os.listdir))
+        patched.setattr(os, "scandir", counted("listed", os.scandir))
+        open_again(target, term)
+    return found
+
+
+def taken_back(target: FilesTarget, epoch: int, term: int) -> None:
+    """All epochs above `epoch` are taken back."""
+    at = Position(LINEAGE, epoch)
+    files(target).rewind(OUTPUT, cut=at, to=replace(at, lineage="b"), term=term, decision="cut")
+
+
+@pytest.mark.parametrize("rewound", [False, True])
+def test_opening_reads_and_lists_as_much_after_200_epochs_as_after_ten(
+    target: FilesTarget, monkeypatch: pytest.MonkeyPatch, rewound: bool
+) -> None:
+    monkeypatch.setattr("onceflow.folders.commit_log._FAN_OUT", 3)
+    costs = []
+    for term, epochs in enumerate((range(10), range(10, 200)), 1):
+        sink = fenced(target, term, roll_up_every=4)
+        for epoch in epochs:
+            lines = stage_lines(target.root / f"staged {epoch}", [epoch])
+            sink.publish(publication(target.root, epoch, files=lines, term=term))
+            sink.tidy()
+        if rewound and len(epochs) > 10:
+            taken_back(target, 150, term=2)
+            assert target.rows() == list(range(151))
+        costs.append(reads_and_listings(target, term + 1, monkeypatch))
+    few, many = costs
+    assert many["read"] <= few["read"] + 8, "commits above the roll-up, and no manifests"
+    assert many["listed"] <= few["listed"] + 2, "a roll-up may be due, or not"
+
+
+def test_a_foreign_file_is_noticed_in_place_of_one_that_is_gone(target: FilesTarget) -> None:
+    sink = fenced(target, roll_up_every=2)
+    publish(target, sink, *range(6))
+    gone = target.path / "0000000002-part-00000.parquet"
+    gone.rename(target.path / "0000000002-part-00009.parquet")
+    with pytest.raises(TargetForeign, match=r"0000000002-part-00009\.parquet"):
+        sink.settled(OUTPUT)
+
+
+def test_a_folder_that_an_older_onceflow_rolled_up_gets_an_inventory(
+    target: FilesTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rolled = _Folder.rolled
+    with monkeypatch.context() as older:
+        older.setattr(_Folder, "rolled", lambda self: {**rolled(self), "inventory": None})
+        publish(target, fenced(target, roll_up_every=4), *range(30))
+    first, second = (reads_and_listings(target, term, monkeypatch) for term in (2, 3))
+    assert second["read"] < first["read"]
+    assert files(target).published(OUTPUT).position == Position(LINEAGE, 29)
+    assert target.rows() == all_rows(30)
+    (target.path / "other.parquet").touch()
+    with pytest.raises(TargetForeign, match=r"other\.parquet"):
+        open_again(target, 4)
+
+
+def test_rows_whose_removal_was_killed_are_removed_by_the_next_start(target: FilesTarget) -> None:
+    publish(target, fenced(target, roll_up_every=2), *range(6))
+    faults.arm("drop.committed", "raise")
+    with pytest.raises(faults.InjectedFault):
+        taken_back(target, 2, term=2)
+    assert len(list(target.path.glob("*.parquet"))) == 12
+    open_again(target, 3)
+    assert len(list(target.path.glob("*.parquet"))) == 6
+    assert target.rows() == all_rows(3)
+    open_again(target, 4)
 
 
 def test_the_first_roll_up_comes_after_a_hundred_commits(target: FilesTarget) -> None:

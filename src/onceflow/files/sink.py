@@ -17,8 +17,9 @@ from onceflow.contract.sink import Staged
 from onceflow.contract.staged_files import AS_WRITTEN, BY, COMMITTER, describe, refuse_long_folder
 from onceflow.errors import Damaged, Fenced, JobError, TargetBehind, TargetForeign
 from onceflow.faults.points import reach
+from onceflow.files.inventory import Inventory
 from onceflow.folders.commit_log import Commit, CommitLog, Commits
-from onceflow.folders.folder import FolderSink
+from onceflow.folders.folder import FolderSink, data_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,18 +32,25 @@ _JSON_TIMES = {
 
 
 class _Folder(Commits):
-    """The commits of an output folder: one output owns it."""
+    """The commits of an output folder: one output owns it.
+
+    A commit of type "inventory" says which files are published, after a drop or where the roll-up
+    of an older onceflow does not say it, and that the files of all drops before it are removed.
+    """
 
     owner: str
     schema: str
     layout: str
     drops: list[list[int]]  # by commit: the epochs above which it took back all before it
     stood: dict[str, int]  # lineage -> the last epoch of it that stands
+    inventory: Inventory | None  # the published files; None: only the commits themselves tell
 
     def restarted(self, body: dict[str, Any]) -> None:
         self.owner = next(iter(self.ledgers), "")
         self.schema, self.layout = body.get("schema", ""), body.get("layout", "")
         self.drops, self.stood = list(body.get("drops", ())), dict(body.get("stood", {}))
+        said = body.get("inventory") if body else Inventory().as_json()
+        self.inventory = Inventory.of_json(said) if said else None
 
     def applied(self, number: int, entry: Commit) -> None:
         self.owner = entry.get("output") or self.owner
@@ -51,12 +59,18 @@ class _Folder(Commits):
         if entry["type"] == "drop":
             self.drops.append([number, entry["above"]])
             self.stood = {name: min(last, entry["above"]) for name, last in self.stood.items()}
+            self.inventory = None
+        if entry["type"] == "inventory":
+            self.inventory = Inventory.of_json(entry["inventory"])
+        if self.inventory is not None:
+            self.inventory = self.inventory.plus(file["path"] for file in entry.get("files", ()))
         if entry.get("lineage"):
             self.stood[entry["lineage"]] = entry["epoch"]
 
     def rolled(self) -> dict[str, Any]:
         return {
             "schema": self.schema, "layout": self.layout, "drops": self.drops, "stood": self.stood,
+            "inventory": self.inventory and self.inventory.as_json(),
         }  # fmt: skip
 
     def kept(self, number: int, entry: Commit) -> Commit:
@@ -156,6 +170,9 @@ class Files(FolderSink):
             )
 
     def settled(self, output: str) -> None:
+        self._commits.catch_up()
+        if self._folder.inventory == Inventory().plus(data_files(self.path)):
+            return
         strange = self._unlisted()
         if strange and self.published(output).term == self._fenced_term:
             raise TargetForeign(
@@ -214,7 +231,7 @@ class Files(FolderSink):
 
         self._commits.append(make)
         reach("drop.committed")
-        self._remove_dropped()
+        self._take_inventory()
 
     def refuse_rewind(self, output: str, cut: Position) -> None:
         self._commits.catch_up()
@@ -227,19 +244,28 @@ class Files(FolderSink):
                 hint="go back to an epoch whose rows are there, or bring back an older copy",
             )
 
-    def _remove_dropped(self) -> None:
-        """Who took them back may have been killed before they were removed."""
+    def _take_inventory(self) -> None:
+        """Remove the files of what was taken back, and note which files are left."""
         commits, folder = _published(self.path)
         for commit in commits.published():
             if not folder.stands(commit):
                 for file in commit["files"]:
                     (self.path / file["path"]).unlink(missing_ok=True)
                     reach("drop.removed-one")
+        found = Inventory().plus(file["path"] for file in commits.files())
+
+        def make() -> Commit | None:
+            """None: somebody else came in between; the next start takes an inventory."""
+            if self._folder.position != folder.position:
+                return None
+            return {"type": "inventory", "inventory": found.as_json()}
+
+        self._commits.append(make)
 
     def sweep(self, *, below_term: int) -> None:
         super().sweep(below_term=below_term)
-        if self._folder.drops:
-            self._remove_dropped()
+        if self._folder.inventory is None:
+            self._take_inventory()
 
     def _final(self, publication: Publication, number: int) -> Path:
         file = publication.files[number]

@@ -254,7 +254,9 @@ class CommitLog:
         if data is None:
             now = type(self.commits)()
             self.log.catch_up(_Named(self.log, now))
-            kind = Forgotten if _last(name) <= now.forgotten else Damaged
+            listed = _Range.of(name)
+            gone = listed is not None and listed.last <= now.forgotten
+            kind = Forgotten if gone else Damaged
             raise kind(f"{where} is missing", hint="put it back from a backup")
         return unseal(data, _MANIFEST, _subject(name, self.commits), where)
 
@@ -308,23 +310,17 @@ class CommitLog:
         self._sweep_puts()
         self.catch_up()
         self.log.prune()
-        known: set[str] = set()
-        for top in self.commits.manifests:
-            with suppress(Forgotten):
-                known |= set(self._names(top))
+        named = [_Range.of(reference["name"]) for reference in self.commits.manifests]
         for name in self.log.store.list("_manifests"):
-            if name not in known and 0 < _last(name) <= self.commits.rolled_up:
+            found = _Range.of(name)
+            if found is None or found.last > self.commits.rolled_up:
+                continue
+            if not any(top is not None and found.is_below(top) for top in named):
                 self.log.store.delete(f"_manifests/{name}")
 
     def _sweep_puts(self) -> None:
         LocalStore(self.path).sweep("_commits")
         LocalStore(self.path).sweep("_manifests")
-
-    def _names(self, reference: Reference) -> Iterator[str]:
-        yield reference["name"]
-        if reference["level"]:
-            for below in self.read_manifest(reference["name"])["manifests"]:
-                yield from self._names(below)
 
 
 @dataclass(frozen=True)
@@ -365,10 +361,26 @@ def _naming(where: str) -> Iterator[None]:
             from error  # fmt: skip
 
 
-def _last(manifest: str) -> int:
-    """The last commit that it lists; 0 if it is no manifest."""
-    digits = manifest.removesuffix(".json").rpartition("-")[2]
-    return int(digits) if digits.isdecimal() else 0
+@dataclass(frozen=True)
+class _Range:
+    """Which commits a manifest lists, as its name says."""
+
+    level: int
+    first: int
+    last: int
+
+    @classmethod
+    def of(cls, manifest: str) -> _Range | None:
+        """None: it is no manifest."""
+        parts = manifest.removesuffix(".json").split("-")
+        if len(parts) != 3 or not all(part.isdecimal() for part in parts):
+            return None
+        return cls(*map(int, parts))
+
+    def is_below(self, top: _Range) -> bool:
+        """Is it `top`, or of its tree? Roll-ups stand at fixed commits, so ranges say it."""
+        inside = top.first <= self.first and self.last <= top.last
+        return inside and self.level <= top.level
 
 
 def _subject(manifest: str, commits: Commits) -> str:

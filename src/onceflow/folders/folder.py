@@ -144,7 +144,7 @@ class FolderSink(Sink):
     def _unlisted(self) -> list[str]:
         """Files that a plain reader sees and no commit names."""
         listed = self._listed()
-        return [path for path in _data_files(self.path) if path not in listed]
+        return [path for path in data_files(self.path) if path not in listed]
 
     # -------------------------------------------------------------- ledger and publish
 
@@ -265,7 +265,8 @@ def _term(mark: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _data_files(root: Path) -> Iterator[str]:
+def data_files(root: Path) -> Iterator[str]:
+    """The files that a plain reader of the folder sees."""
     for folder, folders, names in os.walk(root):
         folders[:] = [f for f in folders if not f.startswith(("_", "."))]
         here = Path(folder).relative_to(root)
