@@ -10,9 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from onceflow.cli import cli
-from onceflow.cli.telling import Plain
-from onceflow.cli.verify import _command
-from onceflow.cli.verify_screen import WORDS
+from onceflow.cli.display import Plain
+from onceflow.cli.verify import VerifyReport, _command
 from onceflow.errors import JobError
 
 WRONG = {
@@ -59,13 +58,13 @@ def test_the_command_that_replays_has_no_words_about_where_results_go(
 
 
 def test_lines_for_a_log(capsys: pytest.CaptureFixture[str]) -> None:
-    screen = Plain(WORDS)
+    screen = Plain(VerifyReport())
     for event in STORY:
         screen.show(event)
     said = capsys.readouterr().out
     assert "left out: full-disk: a tmpfs cannot be mounted here" in said
     assert "  4.5 s      1  kill-point at epoch.decided" in said
-    assert "invalid: 1 faults struck (1 kills) in 9 s, 1 violations" in said
+    assert "invalid: 1 fault struck (1 kill) in 9 s, 1 violation" in said
     assert "lost: result/result: 3 rows" in said
     assert "allowed by its guarantee: duplicated: result/audit: 2 rows" in said
     assert "again: onceflow verify --seed 7" in said

@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from onceflow.cli.demo import next_commands
-from onceflow.cli.demo_screen import WORDS
-from onceflow.cli.telling import Json, Plain, Terminal
+from onceflow.cli.demo import DemoReport, next_commands
+from onceflow.cli.display import Plain
 from onceflow.demo import application
 from onceflow.demo.cast import RUN, JobPart, Part, Quiet, Stage
 from onceflow.demo.drain import positions
@@ -429,45 +428,18 @@ KILLED = {
 }  # fmt: skip
 
 
-def test_json_tells_how_it_goes_at_most_once_a_second(capsys: pytest.CaptureFixture[str]) -> None:
-    screen = Json()
-    for _ in range(10):
-        screen.show({"event": "progress"})
-        screen.show({"event": "killed"})
-    said = [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()]
-    assert said.count("progress") == 1
-    assert said.count("killed") == 10
-
-
-def test_a_terminal_has_a_live_line_that_fits_below_what_happened(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    screen = Terminal(WORDS)
-    screen.show(PROGRESS)
-    screen.show({"event": "playing", "seconds": 62.0, "url": "http://127.0.0.1:8765/"})
-    screen.show({**PROGRESS, "doing": "starting"})
-    screen.close()
-    # (click takes escapes away where there is no terminal)
-    clear, live, happened, again, end = capsys.readouterr().out.split("\r")
-    assert (clear, end) == ("", "")
-    assert live == " 61.2 s  running: 2,012 rows/s fed; aggregation 1.2 s behin"
-    assert happened == " 62.0 s  all work: look at http://127.0.0.1:8765/\n"
-    assert again.startswith(" 61.2 s  three jobs start: ")
-
-
 @pytest.mark.parametrize("decided", [True, False])
 def test_a_kill_is_told_with_who_was_killed_and_what_becomes_of_the_epoch(
     decided: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = [RUN, DRIVER, "JVM", WORKER, WORKER]
     processes = [{"pid": pid, "what": what, "how": ""} for pid, what in enumerate(names, 11)]
-    Plain(WORDS).show({**KILLED, "processes": processes, "decided": decided})
+    Plain(DemoReport()).show({**KILLED, "processes": processes, "decided": decided})
     first, second = capsys.readouterr().out.splitlines()
     assert first == (
         "  9.0 s  kill -9 of aggregation: onceflow run 11, driver 12, JVM 13, 2 Python workers"
     )
-    fate = "decided, so it will be published" if decided else "not decided, so it runs anew"
+    fate = "decided, so it will be published" if decided else "not decided, so it runs again"
     assert second.strip() == f"in the middle of epoch 7 of query eu: {fate}"
 
 

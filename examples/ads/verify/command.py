@@ -53,8 +53,8 @@ def command(
     """
     from ads.verify import plan, services
     from ads.verify.trial import Settings, Trial
-    from onceflow.cli.telling import screen, shown_on
-    from onceflow.cli.verify_screen import WORDS
+    from onceflow.cli.display import display, shown_on
+    from onceflow.cli.verify import VerifyReport
     from onceflow.harness.report import html
 
     known = [*plan.KINDS, *services.KINDS]
@@ -71,7 +71,7 @@ def command(
         folder, seed, faults, kinds, points,
         command=_again(seed=seed, faults=faults, fault=kinds, at=points),
     )  # fmt: skip
-    shown = screen(WORDS, as_json=as_json)
+    shown = display(VerifyReport(), as_json=as_json)
     with shown_on(shown):
         try:
             result = Trial(settings, shown.show).run()

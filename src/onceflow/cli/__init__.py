@@ -101,7 +101,7 @@ def _wants_json() -> bool:
 
 
 def _fail(error: OnceflowError) -> NoReturn:
-    from onceflow.cli.output import show_error
+    from onceflow.cli.display import show_error
 
     show_error(error, as_json=_wants_json())
     sys.exit(error.exit_code)

@@ -11,17 +11,24 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from onceflow.cli.demo_screen import WORDS
-from onceflow.cli.output import json_option
-from onceflow.cli.telling import screen, shown_on
+from onceflow.cli.display import Event, Report, display, json_option, paint, shown_on, table
+from onceflow.service.units import age, brief, number
 
 if TYPE_CHECKING:
     from onceflow.demo.play import Play
 
+_MOST_DIFFERENCES = 20
+_DOING = {
+    "starting": "three jobs start",
+    "running": "running",
+    "draining": "the last rows go through",
+    "stopping": "stopping at the end of the epoch",
+}
+_BLANK = " " * 9
 _LOOK = "SELECT campaign, sum(clicks) FROM ad_minutes GROUP BY campaign"
 _LOOK_IN_PYTHON = "import sqlite3; print(*sqlite3.connect('serving.db').execute('{}'), sep='\\n')"
 
@@ -86,7 +93,7 @@ def command(  # noqa: PLR0917 - one parameter for each option
     """
     from onceflow.demo.play import Play, Script
 
-    shown = screen(WORDS, as_json=as_json)
+    shown = display(DemoReport(), as_json=as_json)
     script = Script(
         seed=seed, rate=rate, seconds=None if keep else seconds, kills=kills, chaos=chaos,
         kafka=kafka,
@@ -142,3 +149,136 @@ def next_commands(folder: Path, *, kafka: bool = False) -> list[dict[str, str]]:
             "onceflow run ads/load.py --home home": "goes on where it stood; kill it as you like",
         }
     return [{"command": command, "shows": shows} for command, shows in found.items()]
+
+
+# ---------------------------------------------------------------- what happens
+
+
+class DemoReport(Report):
+    def lines(self, event: Event) -> list[str]:
+        match event["event"]:
+            case "progress":
+                return [f"{_stamp(event)}  {_how_it_goes(event)}"]
+            case "begin":
+                return _begin(event)
+            case "page":
+                return _page(event)
+            case "servers" if event["doing"] == "running":
+                return [f"{_stamp(event)}  Kafka at {event['kafka']}, and PostgreSQL"]
+            case "starting":
+                again = "starting again" if event["life"] > 1 else "starting"
+                return [f"{_stamp(event)}  {again}: {event['command']}"]
+            case "started":
+                driver = f"driver {event['driver']} {_where(event)}"
+                return [f"{_stamp(event)}  {event['part']}: {driver}"]
+            case "playing":
+                look = f": look at {event['url']}" if event["url"] else ""
+                return [f"{_stamp(event)}  all work{look}"]
+            case "restarting":
+                said = f"{event['part']}: {event['message']}; it is started again"
+                return [f"{_stamp(event)}  {said}"]
+            case "killed":
+                return _killed(event)
+            case "draining":
+                fed = number(event["rows"], "rows")
+                return [f"{_stamp(event)}  {fed} are fed; the last ones close what is open"]
+            case "stopped":
+                return [f"{_stamp(event)}  all have stopped; comparing with the expected result"]
+            case "verdict":
+                return _verdict(event)
+            case "next":
+                return _next(event["commands"])
+        return []
+
+
+def _stamp(event: Event) -> str:
+    return f"{event['seconds']:5.1f} s"
+
+
+def _how_it_goes(event: Event) -> str:
+    jobs = ", ".join(f"{name} {_job(job)}" for name, job in event["jobs"].items())
+    return f"{_DOING[event['doing']]}: {brief(event['rows_per_s'], 'rows/s')} fed; {jobs}"
+
+
+def _job(job: dict[str, Any]) -> str:
+    if job["state"] != "runs" or job["lag_s"] is None:
+        return str(job["state"])
+    return f"{age(job['lag_s'])} behind"
+
+
+def _begin(event: Event) -> list[str]:
+    what = f"{event['rate']:,} ad events a second (seed {event['seed']})"
+    kills = {0: "nothing is killed", 1: "a job is killed"}.get(
+        event["kills"], f"jobs are killed {event['kills']} times"
+    )
+    kills = "something is killed every few seconds" if event["chaos"] else kills
+    return [f"{what}, for two regions; {kills}", f"folder {event['folder']}"]
+
+
+def _page(event: Event) -> list[str]:
+    token = f", token {event['token']}" if event["token"] else ""
+    return [f"page   {paint(event['url'], 'ok')}{token}"]
+
+
+def _where(event: Event) -> str:
+    after = [epoch for epoch in event["resumes_after"].values() if epoch is not None]
+    return f"resumes after epoch {max(after)}" if after else "starts"
+
+
+def _killed(event: Event) -> list[str]:
+    names = [f"{p['what']} {p['pid']}" for p in event["processes"] if p["what"] != "worker"]
+    workers = len(event["processes"]) - len(names)
+    one = "a Python worker" if workers == 1 else f"{workers} Python workers"
+    names += [one] if workers else []
+    who = f"{paint('kill -9', 'wrong')} of {event['part']}: {', '.join(names)}"
+    lines = [f"{_stamp(event)}  {who}"]
+    if event["epoch"] is not None:
+        fate = {
+            True: ": decided, so it will be published",
+            False: ": not decided, so it runs again",
+        }
+        what = f"in the middle of epoch {event['epoch']} of query {event['query']}"
+        lines.append(f"{_BLANK}{what}{fate.get(event['decided'], '')}")
+    return lines
+
+
+# ---------------------------------------------------------------- the verdict
+
+
+def _verdict(event: Event) -> list[str]:
+    head = ["campaign", "clicks", "serving", "warehouse", "spend", "charged"]
+    campaigns = [
+        [
+            line["campaign"],
+            *(f"{line[name]:,}" for name in ("clicks", "serving", "warehouse")),
+            *(_money(line[name], event["currency"]) for name in ("spend_micros", "charged_micros")),
+        ]
+        for line in event["campaigns"]
+    ]
+    others = [
+        [line["what"], f"{line['truth']:,}", f"{line['found']:,}"] for line in event["others"]
+    ]
+    counts = table(["", "expected", "found"], others, numbers=True)
+    lines = ["", table(head, campaigns, numbers=True), "", counts, ""]
+    lost = f"lost {event['lost']:,}, duplicated {event['duplicated']:,}"
+    if event["exact"]:
+        says = paint(lost, "ok")
+        return [*lines, f"{says}: {event['compared']:,} numbers compared, all are exact"]
+    wrong = f"{event['differing']:,} of {event['compared']:,} numbers differ"
+    lines.append(f"{paint(lost, 'wrong')}: {wrong}")
+    lines += [f"  {difference['says']}" for difference in event["differences"][:_MOST_DIFFERENCES]]
+    more = event["differing"] - _MOST_DIFFERENCES
+    return [*lines, f"  and {more:,} more"] if more > 0 else lines
+
+
+def _money(micros: int, currency: str) -> str:
+    """To the micro-unit, which is what is compared."""
+    return f"{micros / 1_000_000:,.6f} {currency}"
+
+
+def _next(commands: list[dict[str, str]]) -> list[str]:
+    lines = ["", "try next:"]
+    for command in commands:
+        lines += [f"  # {command['shows']}"] if command["shows"] else []
+        lines.append(f"  {command['command']}")
+    return lines

@@ -18,10 +18,11 @@ from pathlib import Path
 
 import click
 
-from onceflow.cli.output import age, home_option, json_option, number, paint, show
+from onceflow.cli.display import home_option, json_option, paint, show
 from onceflow.errors import OnceflowError
 from onceflow.protocol.home import JobFolder, jobs
 from onceflow.protocol.lease import Lease
+from onceflow.service.units import age, number
 from onceflow.spark import packages as connector
 from onceflow.spark.session import check_java
 from onceflow.spark.versions import check_version

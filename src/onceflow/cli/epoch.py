@@ -10,10 +10,11 @@ from typing import Any
 
 import click
 
-from onceflow.cli.output import home_option, json_option, number, show, table
+from onceflow.cli.display import home_option, json_option, show, table
 from onceflow.errors import JobError, OnceflowError
 from onceflow.jobs.job import load
 from onceflow.protocol.home import JobFolder, chosen
+from onceflow.service.units import number
 from onceflow.snapshots.epoch_view import look
 from onceflow.snapshots.lineages import find
 from onceflow.spark.session import get_session

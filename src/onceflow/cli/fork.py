@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from onceflow.cli.output import home_option, json_option, show, table
+from onceflow.cli.display import home_option, json_option, show, table
 from onceflow.cli.restore import plan_option
 from onceflow.errors import CheckpointRefused, JobError
 from onceflow.jobs.stop_request import who

@@ -6,12 +6,13 @@ from typing import Any
 
 import click
 
-from onceflow.cli.output import home_option, json_option, number, show, table
+from onceflow.cli.display import home_option, json_option, show, table
 from onceflow.contract.registry import open_target
 from onceflow.errors import LeaseHeld
 from onceflow.kafka.sink import Kafka
 from onceflow.protocol.home import JobFolder, Query, chosen
 from onceflow.protocol.lease import Lease
+from onceflow.service.units import number
 
 
 @click.group("kafka")

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from onceflow.cli.output import home_option, json_option, show, table
+from onceflow.cli.display import home_option, json_option, show, table
 from onceflow.protocol.home import chosen
 from onceflow.service.ledger_view import ledger
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from onceflow.cli.output import home_option, json_option, show
+from onceflow.cli.display import home_option, json_option, show
 from onceflow.protocol.home import chosen
 from onceflow.snapshots.lineages import lineages
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from onceflow.cli.display import json_option, show, table
 from onceflow.cli.log_input import append, parse_time, place, tail
-from onceflow.cli.output import age, json_option, number, show, table
 from onceflow.contract.quantities import milliseconds, parse_bytes
 from onceflow.contract.schema import columns
 from onceflow.errors import JobError
@@ -16,6 +16,7 @@ from onceflow.log.embedded import DEFAULT_SCHEMA, EmbeddedLog
 from onceflow.log.readers import Reader, forget, readers
 from onceflow.log.retention import expired, trim
 from onceflow.log.text_output import show_time
+from onceflow.service.units import age, number
 
 
 @click.group("log")

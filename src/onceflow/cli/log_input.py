@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onceflow.cli.output import json_option, number, show
-from onceflow.cli.telling import write_nowhere
+from onceflow.cli.display import json_option, show, write_nowhere
 from onceflow.contract.schema import parse_schema, spark_schema
 from onceflow.errors import BadInput, DiskFull, JobError
 from onceflow.log.embedded import DEFAULT_SCHEMA, EmbeddedLog
@@ -28,6 +27,7 @@ from onceflow.log.tail import last_slices, slices_from
 from onceflow.log.text_input import FORMATS, Input, Intake, Rejects, parquet_file
 from onceflow.log.text_output import as_word, plain_rows
 from onceflow.log.values import Malformed, microseconds
+from onceflow.service.units import number
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from onceflow.cli.output import home_option, json_option, show, table
+from onceflow.cli.display import home_option, json_option, show, table
 from onceflow.jobs.stop_request import who
 from onceflow.protocol.home import JobFolder, chosen
 from onceflow.snapshots.epochs import retained

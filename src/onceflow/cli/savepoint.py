@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
-from onceflow.cli.output import home_option, json_option, number, show, table
+from onceflow.cli.display import home_option, json_option, show, table
 from onceflow.cli.stop import stop_job
 from onceflow.jobs.stop_request import who
 from onceflow.protocol.home import chosen
 from onceflow.protocol.retained_decisions import sweep_all
+from onceflow.service.units import number
 from onceflow.snapshots.listings import about, details, find, listed
 from onceflow.snapshots.savepoints import Savepoints
 

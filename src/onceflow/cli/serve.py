@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from onceflow.cli.output import home_option, json_option, paint
+from onceflow.cli.display import home_option, json_option, paint
 from onceflow.errors import JobError
 
 

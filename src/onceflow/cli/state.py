@@ -10,10 +10,11 @@ from typing import Any
 import click
 
 from onceflow.cli import state_keyed
-from onceflow.cli.output import home_option, json_option, number, show, table
+from onceflow.cli.display import home_option, json_option, show, table
 from onceflow.cli.state_keyed import cell, epoch_option, query_option
 from onceflow.errors import JobError
 from onceflow.protocol.home import chosen
+from onceflow.service.units import number
 from onceflow.snapshots.listings import states_told
 from onceflow.snapshots.state_view import choose, states
 

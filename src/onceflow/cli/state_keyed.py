@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onceflow.cli.output import home_option, is_terminal, json_option, number, show, table
+from onceflow.cli.display import home_option, is_terminal, json_option, show, table
 from onceflow.cli.restore import answered, plan_option
 from onceflow.errors import JobError
 from onceflow.jobs.stop_request import who
 from onceflow.protocol.home import chosen
+from onceflow.service.units import number
 from onceflow.snapshots.state_view import states
 
 if TYPE_CHECKING:

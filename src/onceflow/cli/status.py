@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from onceflow.cli.output import home_option, json_option, number, show, table
+from onceflow.cli.display import home_option, json_option, show, table
 from onceflow.protocol.home import chosen
 from onceflow.service.status import status
+from onceflow.service.units import number
 
 
 @click.command("status")

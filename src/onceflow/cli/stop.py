@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from onceflow.cli.output import home_option, json_option, show
+from onceflow.cli.display import home_option, json_option, show
 from onceflow.errors import NotStopped
 from onceflow.jobs.stop_request import Stopped, stop
 from onceflow.protocol.home import chosen

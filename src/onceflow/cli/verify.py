@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onceflow.cli.output import json_option
-from onceflow.cli.telling import Event, screen, shown_on
-from onceflow.cli.verify_screen import WORDS
+from onceflow.cli.display import Event, Report, display, json_option, paint, shown_on
 from onceflow.contract.ledger import Guarantee
 from onceflow.errors import JobError
 from onceflow.jobs.handle import DEFAULT_HOME
+from onceflow.service.units import number
 
 if TYPE_CHECKING:
     from onceflow.harness.runner import Settings
 
 _FAULTS = 40
 _LONG = 300
+_MOST_VIOLATIONS = 20
+_COLOURS = {"valid": "ok", "invalid": "wrong", "unknown": "warning"}
 
 
 @click.command("verify")
@@ -103,7 +104,7 @@ def command(  # noqa: PLR0917 - one parameter for each option
 
     if report is not None and not Path(report).absolute().parent.is_dir():
         raise JobError(f"there is no folder for {report}", hint="create it, or name another file")
-    shown = screen(WORDS, as_json=as_json)
+    shown = display(VerifyReport(), as_json=as_json)
     folder = Path(keep or tempfile.mkdtemp(prefix="onceflow-verify-")).absolute()
     kept = None if no_record else Record(Path(record).absolute(), _command())
 
@@ -226,3 +227,84 @@ def _refuse_unknown(option: str, names: tuple[str, ...], known: list[str]) -> No
     for name in names:
         if name not in known:
             raise JobError(f"{option}: there is no {name!r}", hint=f"use {', '.join(known)}")
+
+
+# ---------------------------------------------------------------- what happens
+
+
+class VerifyReport(Report):
+    news_every = 10.0
+
+    def lines(self, event: Event) -> list[str]:
+        match event["event"]:
+            case "progress":
+                return [f"{_stamp(event)}  {_how_it_goes(event)}"]
+            case "begin":
+                cases = number(len(event["cases"]), "cases")
+                return [
+                    f"{number(event['faults'], 'faults')} over {cases} (seed {event['seed']})",
+                    f"folder {event['folder']}",
+                    *(f"left out: {what}" for what in event["left_out"]),
+                ]
+            case "case":
+                return [f"{_stamp(event)}  {event['job']} to {event['sinks']}"]
+            case "truth":
+                return [f"{_stamp(event)}  {event['says']}"]
+            case "fault":
+                return [f"{_stamp(event)}    {event['number'] + 1:3d}  {event['what']}"]
+            case "case-ended":
+                return _case_ended(event)
+            case "verdict":
+                return _verdict(event)
+            case "report":
+                return [f"report {event['path']}"]
+        return []
+
+
+def _stamp(event: Event) -> str:
+    return f"{event['at_s']:6.1f} s"
+
+
+def _how_it_goes(event: Event) -> str:
+    return (
+        f"{event['job']} to {event['sinks']}: "
+        f"{event['faults']} of {number(event['of'], 'faults')}, "
+        f"{event['rows_in']:,} rows in, {event['rows_out']:,} out, lag {event['lag']:,}, "
+        f"violations {event['violations']}"
+    )
+
+
+def _case_ended(event: Event) -> list[str]:
+    says = (
+        f"{number(event['rows_in'], 'rows')} in, {number(event['rows_out'], 'rows')} out, "
+        f"{number(event['epochs'], 'epochs')}"
+    )
+    lines = [f"{_stamp(event)}    {says}"]
+    lines += [f"          {paint(text, 'wrong')}" for text in event["violations"]]
+    if event["unknown"]:
+        lines.append(f"          {paint('unknown: ' + event['unknown'], 'warning')}")
+    return lines
+
+
+def _verdict(event: Event) -> list[str]:
+    verdict = paint(event["verdict"], _COLOURS[event["verdict"]])
+    took = f"{event['seconds']:.0f} s"
+    lines = [
+        "",
+        f"{verdict}: {number(event['struck'], 'faults')} struck "
+        f"({number(event['kills'], 'kills')}) in {took}, "
+        f"{number(len(event['violations']), 'violations')}",
+    ]
+    if event["recovery_s"]:
+        times = ", ".join(f"{name} {value:.1f} s" for name, value in event["recovery_s"].items())
+        lines.append(f"from a fault to the next epoch, Spark's start apart: {times}")
+    lines += [f"  allowed by its guarantee: {_said(allowed)}" for allowed in event["allowed"]]
+    lines += [f"  {_said(violation)}" for violation in event["violations"][:_MOST_VIOLATIONS]]
+    more = len(event["violations"]) - _MOST_VIOLATIONS
+    lines += [f"  and {more} more"] if more > 0 else []
+    lines += [f"  unknown: {why}" for why in event["unknown"]]
+    return [*lines, f"again: {event['command']}"]
+
+
+def _said(violation: Event) -> str:
+    return f"{violation['kind']}: {violation['where']}: {violation['message']}"

@@ -6,6 +6,7 @@ _AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))
 _ONE = {
     "rows": "row", "entries": "entry", "bytes": "byte", "epochs": "epoch", "lines": "line",
     "files": "file", "commits": "commit", "partitions": "partition", "operators": "operator",
+    "faults": "fault", "cases": "case", "kills": "kill", "violations": "violation",
 }  # fmt: skip
 
 
