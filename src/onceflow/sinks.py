@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from onceflow.contract.abilities import (
+    CanAdd,
+    CanCleanUp,
+    CanPartition,
+    CanRefuseRows,
+    CanRewind,
+    CanStage,
+    Staged,
+)
 from onceflow.contract.ledger import (
     Committable,
     Ledger,
@@ -12,7 +21,7 @@ from onceflow.contract.ledger import (
     judge,
 )
 from onceflow.contract.registry import open_target
-from onceflow.contract.sink import Sink, Staged
+from onceflow.contract.sink import Sink
 from onceflow.files.sink import Files
 from onceflow.kafka.sink import Kafka
 from onceflow.log.sink import Log
@@ -20,6 +29,12 @@ from onceflow.postgres.sink import Postgres
 from onceflow.sqlite.sink import Sqlite
 
 __all__ = [
+    "CanAdd",
+    "CanCleanUp",
+    "CanPartition",
+    "CanRefuseRows",
+    "CanRewind",
+    "CanStage",
     "Committable",
     "Files",
     "Kafka",

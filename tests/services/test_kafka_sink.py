@@ -708,7 +708,7 @@ def test_a_target_is_found_again_by_what_it_says_of_itself_and_says_no_secret(
     monkeypatch.setenv("CLIENT", "orders")
     settings = {"client.id": "env:CLIENT", "ssl.key.password": "abracadabra"}
     last = place.driver(4, settings=settings).open().run(0, rows(0))
-    target = json.loads(json.dumps(place.driver(5, settings=settings).sink.target()))
+    target = json.loads(json.dumps(place.driver(5, settings=settings).sink.describe()))
     assert "abracadabra" not in str(target)
     found = open_target(target)
     assert found is not None

@@ -95,7 +95,7 @@ def test_the_environment_and_a_service_file_say_where_the_server_is(
     sink = place.sink("service=warehouse")
     place.driver(sink).open().run(0, [row(1)])
     assert place.ids() == [1]
-    assert sink.target()["dsn"] == "service=warehouse"
+    assert sink.describe()["dsn"] == "service=warehouse"
     monkeypatch.setenv("PGSERVICE", "warehouse")
     found = Postgres(table="rows", schema=place.schema).published(OUTPUT)
     assert found == sink.published(OUTPUT)

@@ -160,7 +160,7 @@ def test_a_wrong_password_is_told_and_never_shown(place: Place) -> None:
         while error is not None:
             assert "open-sesame" not in f"{error} {error!r}"
             error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-        assert "open-sesame" not in f"{sink} {sink!r} {json.dumps(sink.target())}"
+        assert "open-sesame" not in f"{sink} {sink!r} {json.dumps(sink.describe())}"
 
 
 def test_a_target_is_found_again_with_a_password_from_the_environment(
@@ -168,7 +168,7 @@ def test_a_target_is_found_again_with_a_password_from_the_environment(
 ) -> None:
     driver = place.driver(place.sink(key="id")).open()
     driver.run(0, [row(1)])
-    found = open_target(driver.sink.target())
+    found = open_target(driver.sink.describe())
     assert found is not None
     with pytest.raises(TargetError, match="PGPASSWORD, a passfile or a service"):
         found.published(OUTPUT)

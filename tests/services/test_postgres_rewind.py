@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tables import COLUMNS, Place, row
 
+from onceflow.contract.abilities import can_rewind, require_rewind
 from onceflow.contract.ledger import Publication
 from onceflow.errors import JobError, TargetBehind, TargetError
 from onceflow.postgres.undo import images_of
@@ -68,7 +69,10 @@ def test_only_what_the_last_epochs_changed_is_kept(place: Place) -> None:
     kept = f"SELECT DISTINCT _onceflow_step FROM {place.schema}._onceflow_before_rows"
     assert len(place.read(kept)) == 2
     driver = child(place, keep_before=2)
-    for ask in (driver.rewind, lambda cut: driver.sink.refuse_rewind(driver.output, cut.position)):
+    for ask in (
+        driver.rewind,
+        lambda cut: require_rewind(driver.sink).refuse_rewind(driver.output, cut.position),
+    ):
         with pytest.raises(TargetBehind, match="cannot go back to epoch 2") as refused:
             ask(cuts[2])
     assert "--published skip" in refused.value.hint
@@ -90,9 +94,9 @@ def test_rows_without_key_and_epoch_cannot_be_taken_back_and_it_says_why(place: 
     cut, _ = epochs(start(place, key=(), mode="append"), 0, 1)
     assert place.tables() == {"rows", "_onceflow_ledger"}
     driver = child(place, key=(), mode="append")
-    assert not driver.sink.rewinds
+    assert not can_rewind(driver.sink)
     with pytest.raises(JobError, match="name an epoch_column") as refused:
-        driver.sink.refuse_rewind(driver.output, cut.position)
+        require_rewind(driver.sink).refuse_rewind(driver.output, cut.position)
     assert "--published skip" in refused.value.hint
 
 

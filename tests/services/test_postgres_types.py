@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from tables import Place
 
 import any_values
+from onceflow.contract.abilities import Staged
 from onceflow.contract.ledger import Outcome
 from onceflow.contract.schema import arrow_schema, parse_schema
-from onceflow.contract.sink import Staged
 from onceflow.contract.staged_files import describe
 from onceflow.errors import BadRows, JobError
 from onceflow.testing.rows import awkward_rows

@@ -12,9 +12,9 @@ import pytest
 from story import FILES, Story
 
 from onceflow import Flow, faults
-from onceflow.contract.ledger import Guarantee
+from onceflow.contract.ledger import Guarantee, Ledger, Outcome, Publication
 from onceflow.errors import JobError
-from onceflow.sinks import Files
+from onceflow.sinks import Files, Sink
 
 SINKS = ("files", "sqlite", "log")
 
@@ -99,8 +99,20 @@ def test_a_stopped_job_repeats_nothing_and_may_change_its_guarantee(
     story.check()
 
 
-class Ledgered(Files):
-    guarantees = (Guarantee.EXACTLY_ONCE,)
+class Ledgered(Sink):
+    """It has no ability beside the three methods."""
+
+    def __init__(self, path: str) -> None:
+        pass
+
+    def fence(self, output: str, *, term: int, token: str) -> Ledger:
+        raise NotImplementedError
+
+    def published(self, output: str) -> Ledger:
+        raise NotImplementedError
+
+    def publish(self, publication: Publication) -> Outcome:
+        raise NotImplementedError
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from json_store import Store
 from onceflow.contract.ledger import staged_file_gone
 from onceflow.contract.schema import columns, leaf_types, refuse_difference
 from onceflow.errors import Fenced, JobError, TargetBehind
-from onceflow.sinks import Ledger, Outcome, Position, Sink, Verdict, judge
+from onceflow.sinks import CanRewind, Ledger, Outcome, Position, Sink, Verdict, judge
 
 
-class JsonFile(Sink):
+class JsonFile(Sink, CanRewind):
     """Every row of a decided epoch is in the file exactly once; readers see whole epochs only.
 
     It writes the whole file anew for each epoch, so it is for small results.
@@ -74,7 +74,8 @@ class JsonFile(Sink):
         if have:
             refuse_difference(str(self), have, columns(schema))
 
-    rewinds = True
+    def refuse_rewind(self, output, cut):
+        self._up_to(cut, self._said(self.store.load(), output)["lineages"])
 
     def rewind(self, output, *, cut, to, term, decision):
         with self.store.change() as content:

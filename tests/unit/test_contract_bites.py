@@ -11,7 +11,7 @@ import wrong_sinks as wrong
 from json_sink import JsonFile
 
 from onceflow.errors import SetupError
-from onceflow.sinks import Committable, Sink, Staged
+from onceflow.sinks import CanStage, Committable, Sink, Staged
 from onceflow.testing import SinkContract
 
 
@@ -148,7 +148,7 @@ def test_every_test_of_the_contract_has_a_sink_that_it_catches() -> None:
     assert set().union(*FAULTS.values()) == TESTS
 
 
-class ReadsWithSpark(wrong.Plain):
+class ReadsWithSpark(wrong.Plain, CanStage):
     def stage(self, staged: Staged) -> tuple[Committable, ...]:
         return tuple(staged.read())
 

@@ -309,6 +309,12 @@ def test_the_public_names_are_these() -> None:
         "write",
     ]
     assert onceflow.sinks.__all__ == [
+        "CanAdd",
+        "CanCleanUp",
+        "CanPartition",
+        "CanRefuseRows",
+        "CanRewind",
+        "CanStage",
         "Committable",
         "Files",
         "Kafka",

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onceflow.contract.abilities import Staged
 from onceflow.contract.ledger import Committable
 from onceflow.contract.schema import arrow_schema, parse_schema
-from onceflow.contract.sink import Staged
 from onceflow.contract.staged_files import describe
 from onceflow.errors import BadRows, SetupError
 from onceflow.kafka.client import Cluster, without_secrets

@@ -38,7 +38,7 @@ def test_all_of_the_new_lineage_is_on_the_disk_before_the_old_one_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_disk: bool
 ) -> None:
     saved = Saved(tmp_path / "home")
-    target = {"guarantee": "exactly-once", **Files(tmp_path / "out").target()}
+    target = {"guarantee": "exactly-once", **Files(tmp_path / "out").describe()}
     saved.lead(outputs={"out": target})
     saved.decide(3)
     old, known, ends = saved.folder.lineage(), Known(), list[str]()

@@ -55,7 +55,7 @@ class Driver:
 
     def open(self) -> Driver:
         targets = {
-            name: {"guarantee": self.guarantee, **sink.target()}
+            name: {"guarantee": self.guarantee, **sink.describe()}
             for name, sink in self.outputs.items()
         }
         seen = [sink.published(self.id(name)).term for name, sink in self.outputs.items()]

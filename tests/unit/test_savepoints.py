@@ -171,7 +171,7 @@ def test_nothing_secret_is_in_a_savepoint(tmp_path: Path) -> None:
             settings={"sasl.username": "me", "sasl.password": "s3cret-word"},
         ),
     }  # fmt: skip
-    made.lead(outputs={name: sink.target() for name, sink in sinks.items()})
+    made.lead(outputs={name: sink.describe() for name, sink in sinks.items()})
     made.decide(2)
     folder = Savepoints(made.folder).create("a", {}).folder
     files = [p for p in folder.rglob("*") if p.is_file()]

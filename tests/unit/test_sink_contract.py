@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from onceflow.contract.abilities import can_rewind, require_rewind
 from onceflow.errors import JobError, TargetBehind
 from onceflow.files.sink import published_files
 from onceflow.log import EmbeddedLog
@@ -127,12 +128,12 @@ class TestSqliteWithKey(TestSqlite):
 )  # fmt: skip
 def test_a_sink_that_cannot_take_rows_back_says_so(sink: Sink) -> None:
     cut, to = Position("parent", 1), Position("child", 1)
-    assert not sink.rewinds
+    assert not can_rewind(sink)
     with pytest.raises(JobError, match="cannot take back what it published: ") as refused:
-        sink.rewind("job/query/output", cut=cut, to=to, term=1, decision="")
+        require_rewind(sink).rewind("job/query/output", cut=cut, to=to, term=1, decision="")
     assert "--published skip" in refused.value.hint
     with pytest.raises(JobError, match="cannot take back what it published: "):
-        sink.refuse_rewind("job/query/output", cut)
+        require_rewind(sink).refuse_rewind("job/query/output", cut)
 
 
 def _rows(paths: Any) -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ def test_two_tables_are_one_target_only_in_the_same_schema_of_the_same_database(
 @pytest.mark.parametrize("dsn", SECRETS)
 def test_a_password_is_shown_nowhere(dsn: str) -> None:
     sink = Postgres(dsn, table="orders")
-    told = f"{sink} {sink!r} {json.dumps(sink.target())} {sink._server!r}"
+    told = f"{sink} {sink!r} {json.dumps(sink.describe())} {sink._server!r}"
     assert "sesame" not in told
     assert "host=host" in told
     assert "public.orders" in str(sink)
@@ -44,9 +44,9 @@ def test_a_password_is_shown_nowhere(dsn: str) -> None:
 
 def test_a_target_is_found_again() -> None:
     sink = Postgres(SECRETS[0], table="orders", schema="sales", key=["id", "at"])
-    found = open_target(json.loads(json.dumps(sink.target())))
+    found = open_target(json.loads(json.dumps(sink.describe())))
     assert isinstance(found, Postgres)
-    assert (str(found), found.target()) == (str(sink), sink.target())
+    assert (str(found), found.describe()) == (str(sink), sink.describe())
 
 
 def test_without_the_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from onceflow.contract.abilities import can_rewind, require_rewind
 from onceflow.contract.ledger import Publication
 from onceflow.contract.schema import parse_schema
 from onceflow.errors import JobError, TargetBehind
@@ -79,7 +80,10 @@ def test_only_what_the_last_epochs_changed_is_kept(database: Database) -> None:
     kept = "SELECT count(DISTINCT _onceflow_at >> 32), count(*) FROM _onceflow_before_rows"
     assert database.run(kept) == [(2, 6)]
     child = database.child(keep_before=2)
-    for ask in (child.rewind, lambda cut: child.sink.refuse_rewind(child.output, cut.position)):
+    for ask in (
+        child.rewind,
+        lambda cut: require_rewind(child.sink).refuse_rewind(child.output, cut.position),
+    ):
         with pytest.raises(TargetBehind, match="cannot go back to epoch 2") as refused:
             ask(cuts[2])
     assert "--published skip" in refused.value.hint
@@ -100,8 +104,11 @@ def test_without_images_nothing_is_kept_and_nothing_is_taken_back(database: Data
     (cut, _) = epochs(database.driver(keep_before=0).open(), 0, 1)
     assert database.run("SELECT name FROM sqlite_master WHERE name LIKE '%rewind%'") == []
     child = database.child(keep_before=0)
-    assert not child.sink.rewinds
-    for ask in (child.rewind, lambda cut: child.sink.refuse_rewind(child.output, cut.position)):
+    assert not can_rewind(child.sink)
+    for ask in (
+        child.rewind,
+        lambda cut: require_rewind(child.sink).refuse_rewind(child.output, cut.position),
+    ):
         with pytest.raises(JobError, match="cannot take back what it published: keep_before=0"):
             ask(cut)
     with pytest.raises(JobError, match="keep_before=-1"):

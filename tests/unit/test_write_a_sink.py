@@ -67,5 +67,7 @@ def test_the_sink_of_the_page_is_the_one_that_the_wrong_sinks_are_made_of(tmp_pa
     for language, text in blocks(PAGE):
         if language == "python":
             save(text, tmp_path)
+        elif text.startswith("sed "):
+            type_in(text, tmp_path)
     for name in ("json_store.py", "json_sink.py"):
         assert (tmp_path / name).read_text() == (HERE / name).read_text()

@@ -17,7 +17,17 @@ from onceflow.contract.ledger import judge
 from onceflow.contract.schema import columns
 from onceflow.contract.staged_files import describe
 from onceflow.errors import Fenced, TargetForeign
-from onceflow.sinks import Committable, Ledger, Outcome, Position, Publication, Staged, Verdict
+from onceflow.sinks import (
+    CanCleanUp,
+    CanStage,
+    Committable,
+    Ledger,
+    Outcome,
+    Position,
+    Publication,
+    Staged,
+    Verdict,
+)
 from onceflow.store.posix import make_dirs, replace_file
 
 # ---------------------------------------------------------------- right ones
@@ -26,7 +36,7 @@ from onceflow.store.posix import make_dirs, replace_file
 class Plain(JsonFile):
     """The sink without its `rewind`: what is made of it has no tests of that."""
 
-    rewinds = False
+    no_rewind = "it is not tested"
 
 
 class Owned(Plain):
@@ -63,7 +73,7 @@ class Keyed(JsonFile):
         return bool(super()._stays(entry[:4], output, kept))
 
 
-class StagesInTarget(Plain):
+class StagesInTarget(Plain, CanStage, CanCleanUp):
     """Copies what is staged to beside the file."""
 
     @property
@@ -311,8 +321,8 @@ class CreatesTheFileWhenAsked(Plain):
 class TellsItsPassword(Plain):
     password = "hunter2"
 
-    def target(self) -> dict[str, Any]:
-        return {"kind": "json", "dsn": f"json://user:{self.password}@host/rows"}
+    def arguments(self) -> dict[str, Any]:
+        return {"dsn": f"json://user:{self.password}@host/rows"}
 
 
 # ---------------------------------------------------------------- staged files
@@ -349,7 +359,7 @@ class TurnsNullIntoText(Plain):
 
 
 class AddsInUpdateMode(Keyed):
-    rewinds = False
+    no_rewind = "it is not tested"
 
     def _merged(self, rows: list[Any], publication: Publication) -> list[Any]:
         added: list[Any] = JsonFile._merged(self, [], publication)
@@ -357,14 +367,14 @@ class AddsInUpdateMode(Keyed):
 
 
 class AddsInCompleteMode(Keyed):
-    rewinds = False
+    no_rewind = "it is not tested"
 
     def _merged(self, rows: list[Any], publication: Publication) -> list[Any]:
         kept = rows if publication.mode == "complete" else []
         return kept + super()._merged([] if kept else rows, publication)
 
 
-class ThrowsOldRowsAway(Plain):
+class ThrowsOldRowsAway(Plain, CanCleanUp):
     def tidy(self) -> None:
         with self.store.change() as content:
             content["rows"] = content["rows"][-60:]
@@ -429,7 +439,7 @@ class RewindsTwice(JsonFile):
 
 
 class RemembersTheParent(_Judges):
-    rewinds = True
+    no_rewind = ""
 
     def seen(self, said: dict[str, Any], publication: Publication) -> tuple[Ledger, Publication]:
         ledger = self._ledger(said)

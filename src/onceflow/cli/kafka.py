@@ -43,8 +43,9 @@ def left_open(folder: JobFolder, *, abort: bool) -> list[dict[str, Any]]:
     for query in folder.queries():
         outputs = (query.epoch_log().read().leader or {}).get("outputs") or {}
         for name, described in outputs.items():
-            sink = open_target(described)
-            if isinstance(sink, Kafka):
+            if described.get("kind") == Kafka.kind:
+                sink = open_target(described)
+                assert isinstance(sink, Kafka)
                 sinks.append((query, name, sink))
     ids = []
     for query, name, sink in sinks:  # several may share a topic: first all, then what is left

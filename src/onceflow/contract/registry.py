@@ -1,4 +1,4 @@
-"""Find a sink class by its kind, for commands that know an output only by what its driver wrote.
+"""Find a sink by what its driver recorded of it, for commands that do not run the job.
 
 A package offers its sinks as entry points of the group `onceflow.sinks`, named by their kind.
 onceflow offers its own in the same way.
@@ -10,18 +10,34 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-from onceflow.contract.sink import Sink
+from onceflow.contract.sink import NOT_ARGUMENTS, Sink
+from onceflow.errors import JobError, SetupError
 
 GROUP = "onceflow.sinks"
 
 
-def open_target(target: Mapping[str, Any]) -> Sink | None:
-    """The sink that a fence entry describes. None: no installed package offers its kind."""
-    for found in entry_points(group=GROUP, name=str(target.get("kind", ""))):
-        kind: type[Sink] = found.load()
-        settings = {key: value for key, value in target.items() if key not in _NOT_SETTINGS}
-        return kind(**settings)
-    return None
-
-
-_NOT_SETTINGS = {"kind", "guarantee"}
+def open_target(description: Mapping[str, Any]) -> Sink:
+    """The sink that a fence entry describes. `JobError` if no installed package offers it."""
+    kind = str(description.get("kind", ""))
+    offered = list(entry_points(group=GROUP, name=kind))
+    if not offered:
+        raise JobError(
+            f"no package that is installed here offers a sink of kind {kind!r}",
+            hint=f"install the package that does; it names {kind!r} among its entry points "
+            f'[project.entry-points."{GROUP}"]',
+        )
+    settings = {key: value for key, value in description.items() if key not in NOT_ARGUMENTS}
+    try:
+        found: type[Sink] = offered[0].load()
+    except ImportError as error:
+        raise SetupError(
+            f"the sink of kind {kind!r} cannot be imported: {error}",
+            hint=f"install what {offered[0].value} imports",
+        ) from error
+    try:
+        return found(**settings)
+    except TypeError as error:
+        raise JobError(
+            f"the sink of kind {kind!r} does not take the settings that a driver recorded: {error}",
+            hint="install the version of its package that the job ran with",
+        ) from error

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onceflow.contract.abilities import Staged
 from onceflow.contract.ledger import Committable, Ledger, Position, Publication
 from onceflow.contract.quantities import parse_bytes
 from onceflow.contract.schema import columns, refuse_difference
-from onceflow.contract.sink import Staged
 from onceflow.contract.staged_files import AS_WRITTEN, BY, COMMITTER, describe, refuse_long_folder
 from onceflow.errors import Damaged, Fenced, JobError, TargetBehind, TargetForeign
 from onceflow.faults.points import reach
@@ -94,10 +94,9 @@ class Files(FolderSink):
     large a file may become before the next one is begun.
     """
 
+    kind = "files"
     modes = ("append",)
-    rewinds = True
     roll_up_every = 100  # commits
-    place = "path"
 
     def __init__(
         self,
@@ -129,11 +128,9 @@ class Files(FolderSink):
     def __str__(self) -> str:
         return f"Files({str(self.path)!r})"
 
-    def target(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         by, roll = list(self.by), f"{self.roll_bytes} B"
-        return {
-            "kind": "files", "path": str(self.path), "format": self.format, "by": by, "roll": roll,
-        }  # fmt: skip
+        return {"path": str(self.path), "format": self.format, "by": by, "roll": roll}
 
     # -------------------------------------------------------------- before an epoch
 

@@ -26,16 +26,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from onceflow.contract.abilities import (
+    CanAdd,
+    CanCleanUp,
+    CanPartition,
+    CanRewind,
+    CanStage,
+    Staged,
+)
 from onceflow.contract.ledger import (
     Committable,
-    Guarantee,
     Ledger,
     Outcome,
     Publication,
     refuse_older,
     staged_file_gone,
 )
-from onceflow.contract.sink import Sink, Staged
+from onceflow.contract.schema import quoted
+from onceflow.contract.sink import Sink
 from onceflow.contract.staged_files import verify
 from onceflow.errors import Fenced, PublishFailed, PublishUnknown
 from onceflow.faults.points import reach
@@ -43,13 +51,13 @@ from onceflow.folders.commit_log import Commit, CommitLog
 from onceflow.store.posix import fsync_dir, fsync_file, make_dirs, translate_disk_full
 
 
-class FolderSink(Sink):
+class FolderSink(Sink, CanStage, CanPartition, CanAdd, CanRewind, CanCleanUp):
     """Publishes each decided epoch exactly once, as files in a folder.
 
     It does not promise an order among the rows of an epoch.
     """
 
-    guarantees = tuple(Guarantee)
+    place = "path"
     path: Path
     _commits: CommitLog
     _renames: bool | None = None  # from where rows are staged; None: not tried yet
@@ -86,6 +94,11 @@ class FolderSink(Sink):
         return {"path": str(path), "rows": file.rows, "bytes": file.bytes, "crc32": file.crc32}
 
     # -------------------------------------------------------------- staging
+
+    def by_columns(self) -> list[Any]:
+        from pyspark.sql import functions as F
+
+        return [F.col(quoted(name)) for name in self.by]
 
     def stage(self, staged: Staged) -> tuple[Committable, ...]:
         make_dirs(self.path)

@@ -137,7 +137,7 @@ class _Declared(Flow):
             for output, sink in declared.outputs.items():
                 mode = "append" if output in declared.late else declared.mode
                 yield {"query": query, "output": output, "sink": str(sink), "mode": mode,
-                       "target": sink.target()}  # fmt: skip
+                       "target": sink.describe()}  # fmt: skip
 
 
 class _Orders:

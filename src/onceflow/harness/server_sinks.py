@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import sys
 
+from onceflow.contract.abilities import Staged
 from onceflow.contract.ledger import Committable, Outcome, Publication
-from onceflow.contract.sink import Staged
 from onceflow.kafka.sink import Kafka as KafkaSink
 from onceflow.postgres.sink import Postgres as PostgresSink
 

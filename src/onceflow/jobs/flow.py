@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onceflow.contract.abilities import offered_guarantees
 from onceflow.contract.ledger import Guarantee
 from onceflow.contract.sink import Sink
 from onceflow.contract.source import Source
@@ -268,8 +269,8 @@ def _guarantees(
                 else f"{guarantee!r} is not a guarantee",
                 hint=f"outputs are {', '.join(outputs)}; use one of {', '.join(known)}",
             )
-        if guarantee not in outputs[output].guarantees:
-            offered = ", ".join(outputs[output].guarantees)
+        offered = ", ".join(offered_guarantees(outputs[output]))
+        if guarantee not in offered_guarantees(outputs[output]):
             raise JobError(
                 f"{outputs[output]} cannot promise {guarantee}",
                 hint=f"it offers {offered}; choose that, or another sink",
@@ -281,10 +282,10 @@ def targets(declared: Declared) -> list[tuple[str, ...]]:
     """What makes a target the same: its kind, its place and its table."""
     found = []
     for sink in declared.outputs.values():
-        target = sink.target()
+        target = sink.describe()
         table = ".".join(str(target.get(part, "")) for part in ("dsn", "schema", "table"))
         parts = [target.get("kind", ""), str(target.get("path", "")), table]
-        if sink.shared or not target:
+        if sink.shared:
             parts[2] = str(id(sink))  # several outputs may write there, each by a sink of its own
         found.append(tuple(parts))
     return found

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from onceflow.contract.abilities import CanAdd, CanCleanUp, CanRefuseRows, CanStage, Staged
 from onceflow.contract.ledger import (
     Committable,
-    Guarantee,
     Ledger,
     Outcome,
     Publication,
@@ -21,7 +21,7 @@ from onceflow.contract.ledger import (
     judge,
 )
 from onceflow.contract.schema import columns, refuse_difference
-from onceflow.contract.sink import Sink, Staged
+from onceflow.contract.sink import Sink
 from onceflow.errors import JobError, PublishFailed, SchemaMismatch, TargetBehind, TargetError
 from onceflow.faults.points import reach
 from onceflow.kafka.client import Cluster, Topic, check_settings, confluent, without_secrets
@@ -35,7 +35,7 @@ _LARGEST = 60_000_000  # bytes: below what a producer holds back in all
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
-class Kafka(Sink):
+class Kafka(Sink, CanStage, CanRefuseRows, CanAdd, CanCleanUp):
     """Every row of a decided epoch is in the topic exactly once, for consumers that read committed.
 
     Consumers with `isolation.level=read_uncommitted` see rows that are taken back. An epoch is
@@ -53,7 +53,7 @@ class Kafka(Sink):
     `create={"partitions": 6, "replication": 3, "retention.ms": "-1"}`.
     """
 
-    guarantees = tuple(Guarantee)
+    kind = "kafka"
     modes = ("append", "update")
     no_rewind = "a topic keeps what it has"
     shared = True
@@ -103,11 +103,12 @@ class Kafka(Sink):
     def __str__(self) -> str:
         return str(self._target)
 
-    def target(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         return {
-            "kind": "kafka", "topic": self.topic, "servers": self._cluster.servers,
+            "topic": self.topic, "servers": self._cluster.servers,
             "ledger": self.ledger, "settings": without_secrets(self.settings),
-            "slots": self.slots, **asdict(self._target.layout),
+            "slots": self.slots, **asdict(self._target.layout), "create": self.create,
+            "timeout": self._cluster.timeout,
             "transaction_timeout": self._target.transaction_timeout,
         }  # fmt: skip
 
@@ -155,7 +156,7 @@ class Kafka(Sink):
             load[slot] += count
         return tuple(replace(f, partition=f"slot={chosen[_task(f)]}") for f in staged.files)
 
-    def unfit(self, file: Committable, schema: str) -> dict[int, str]:
+    def unstorable(self, file: Committable, schema: str) -> dict[int, str]:
         return dict(self._target.layout.too_large(file, self._target.largest))
 
     # -------------------------------------------------------------- ledger and publish

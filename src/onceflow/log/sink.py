@@ -35,10 +35,9 @@ class Log(FolderSink):
     `partitions` and `key` are for that. Several outputs and producers may share one log.
     """
 
+    kind = "log"
     modes = ("append", "update")
     shared = True
-    rewinds = True
-    place = "path"
 
     def __init__(
         self,
@@ -58,10 +57,10 @@ class Log(FolderSink):
     def __str__(self) -> str:
         return f"Log({str(self.path)!r})"
 
-    def target(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         return {
-            "kind": "log", "path": str(self.path), "key": self.key and list(self.key),
-            "partitions": self.partitions,
+            "path": str(self.path), "key": self.key and list(self.key),
+            "partitions": self.partitions, "roll": f"{self.roll_bytes} B",
         }  # fmt: skip
 
     # -------------------------------------------------------------- before an epoch

@@ -20,9 +20,17 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from onceflow.contract.abilities import (
+    CanAdd,
+    CanCleanUp,
+    CanRefuseRows,
+    CanRewind,
+    CanStage,
+    Staged,
+    can_rewind,
+)
 from onceflow.contract.ledger import (
     Committable,
-    Guarantee,
     Ledger,
     Outcome,
     Position,
@@ -30,7 +38,7 @@ from onceflow.contract.ledger import (
     Verdict,
     judge,
 )
-from onceflow.contract.sink import Sink, Staged
+from onceflow.contract.sink import Sink
 from onceflow.contract.unstorable import refuse_unfit, unfit_rows
 from onceflow.errors import (
     Fenced,
@@ -67,7 +75,7 @@ _logger = logging.getLogger(__name__)
 _SHORT = 60.0  # seconds, for what moves no rows
 
 
-class Postgres(Sink):
+class Postgres(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind, CanCleanUp):
     """Every row of a decided epoch is in the table exactly once; readers see whole epochs only.
 
     Rows that somebody else writes into the table are not noticed, nor is what a trigger does
@@ -82,7 +90,7 @@ class Postgres(Sink):
     are only appended need no such copy); 0: keep nothing, take nothing back.
     """
 
-    guarantees = tuple(Guarantee)
+    kind = "postgres"
     modes = ("append", "update", "complete")
     copied_apart_from: ClassVar[int] = 5_000_000  # rows; below, one COPY by the driver is quicker
     place = "table"
@@ -113,22 +121,22 @@ class Postgres(Sink):
         self._ledger = LedgerTable(schema, str(self))
         self._before = Before(str(self), self._table, keep_before)
         self.keep_before = keep_before
-        self.rewinds = keep_before > 0 and bool(self.key or epoch_column)
-        self.no_rewind = (
-            "its rows do not say which epoch they are of; name an epoch_column for new tables"
-            if keep_before
-            else "keep_before=0 keeps nothing of what it changes"
-        )
+        if not keep_before:
+            self.no_rewind = "keep_before=0 keeps nothing of what it changes"
+        elif not (self.key or epoch_column):
+            self.no_rewind = (
+                "its rows do not say which epoch they are of; name an epoch_column for new tables"
+            )
         self._output, self._term, self._has_copies = "", 0, False
 
     def __str__(self) -> str:
         return self._server.label
 
-    def target(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         return {
-            "kind": "postgres", "dsn": self._server.shown, "schema": self.schema,
-            "table": self.table, "key": list(self.key), "epoch_column": self.epoch_column,
-            "keep_before": self.keep_before,
+            "dsn": self._server.shown, "schema": self.schema, "table": self.table,
+            "key": list(self.key), "create": self.create, "epoch_column": self.epoch_column,
+            "timeout": self._server.seconds, "keep_before": self.keep_before,
         }  # fmt: skip
 
     # -------------------------------------------------------------- before an epoch
@@ -144,7 +152,7 @@ class Postgres(Sink):
         with self._server.connect("onceflow", seconds=_SHORT) as db:
             refuse_server(db, str(self), self.schema, temporary=bool(self.key))
             self._refuse_ledger(db, output, wanted)
-            if self.rewinds:
+            if can_rewind(self):
                 self._before.refuse(db, list(wanted), mode)
             if self._table.exists(db):
                 self._table.refuse(db, wanted, mode)
@@ -178,7 +186,7 @@ class Postgres(Sink):
         refuse_unfit(str(self), batches, self._judge(staged.schema), self.key)
         return staged.files
 
-    def unfit(self, file: Committable, schema: str) -> dict[int, str]:
+    def unstorable(self, file: Committable, schema: str) -> dict[int, str]:
         return unfit_rows(self._judged((file,), schema), self._judge(schema))
 
     def _judged(self, files: Iterable[Committable], schema: str) -> Iterator[Any]:
@@ -201,7 +209,7 @@ class Postgres(Sink):
         try:
             with self._connect(output, term, seconds=_SHORT) as db:
                 self._ledger.ensure(db)
-                if self.rewinds:
+                if can_rewind(self):
                     self._before.ensure(db)
                 stuck = self._ledger.end_older(db, output, term)
                 with self._server.transaction(db):
@@ -287,7 +295,7 @@ class Postgres(Sink):
             body = _columns_sql(self._table.copy_columns(wanted))
             db.execute(f"CREATE TEMPORARY TABLE _onceflow_copies ({body}) ON COMMIT DROP")
             copy_rows(db, copies, rows, str(self))
-        if exact and self.rewinds:
+        if exact and can_rewind(self):
             self._before.keep(db, publication, list(wanted), copies)
         if publication.mode == "complete":
             db.execute(f"DELETE FROM {self._table.sql}")
@@ -299,8 +307,6 @@ class Postgres(Sink):
     # -------------------------------------------------------------- rewind
 
     def rewind(self, output: str, *, cut: Position, to: Position, term: int, decision: str) -> None:
-        if not self.rewinds:
-            raise self.cannot_rewind()
         try:
             with self._connect(output, term) as db, self._server.transaction(db):
                 ledger = self._ledger.lock(db, output)
@@ -314,8 +320,6 @@ class Postgres(Sink):
             raise TargetAway(f"{self}: no answer: {lost}", hint="it is asked again") from lost
 
     def refuse_rewind(self, output: str, cut: Position) -> None:
-        if not self.rewinds:
-            raise self.cannot_rewind()
         with self._server.connect("onceflow", seconds=_SHORT) as db:
             self._before.back_to(db, output, cut)
 

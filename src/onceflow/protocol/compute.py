@@ -14,9 +14,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onceflow.contract.abilities import Staged, stage
 from onceflow.contract.ledger import Committable
 from onceflow.contract.observation import NAME, Observed, Observer
-from onceflow.contract.sink import Staged
 from onceflow.errors import StagingDiffers
 from onceflow.protocol.epoch_log import Decision
 from onceflow.protocol.home import Query
@@ -104,7 +104,7 @@ class EpochRows:
         for name, (files, read) in ran.late.items():
             schema = self._declared.schema_of(name)
             late = Staged(files, folder, folder / name, folder.name, schema, read)
-            staged[name] = self._declared.outputs[name].stage(late)
+            staged[name] = stage(self._declared.outputs[name], late)
             rows_late = sum(file.rows for file in files)
             refuse_other_rows(f"output {name!r}", rows_late, staged[name], folder)
         return Made(staged, observed().digest, now, ran.keyed)

@@ -41,6 +41,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from onceflow.contract.abilities import CanAdd, clean_up_of
 from onceflow.contract.ledger import Committable, Guarantee, Ledger, Position, Publication
 from onceflow.contract.schema import columns, refuse_difference
 from onceflow.contract.sink import Sink
@@ -147,7 +148,7 @@ class Epochs:
         refuse_other_checkpoint(self.query, self.log.last, self.checkpoint)
         self._reach("open.fenced", epoch=self._last_epoch)
         for name, sink in self._outputs:
-            sink.shut_out(self._id(name))
+            clean_up_of(sink).shut_out(self._id(name))
 
     def open(self) -> None:
         """Steps 2 to 5. Afterwards Spark may start the query from its checkpoint."""
@@ -179,8 +180,8 @@ class Epochs:
         # 4. sweep
         self._sweep_staged()
         for name, sink in self._outputs:
-            sink.sweep(below_term=self.term)
-            sink.settled(self._id(name))
+            clean_up_of(sink).sweep(below_term=self.term)
+            clean_up_of(sink).settled(self._id(name))
         self._reach("open.swept")
 
         self._standing.check(self._last_end)
@@ -357,7 +358,7 @@ class Epochs:
             self._standing.hold(end, self._first_start)
         self._rows.sweep(self._with_state, term=self.term)
         for _, sink in self._outputs:
-            sink.tidy()
+            clean_up_of(sink).tidy()
         self._standing.published(end)
         self._reach("epoch.swept")
         self.times.end(self._running)
@@ -457,6 +458,7 @@ class Epochs:
             decision=decision.nonce,
         )
         if output.guarantee is not Guarantee.EXACTLY_ONCE:
+            assert isinstance(sink, CanAdd)  # or the guarantee would have been refused
             sink.add(publication)
             return
         sink.publish(publication)
@@ -478,7 +480,7 @@ class Epochs:
         self._standing.settle(self._last_end)
         if self.stop_after_epoch(timeout=0):  # else one hangs in them
             for _, sink in self._outputs:
-                sink.close()
+                clean_up_of(sink).close()
 
     def stop_after_epoch(self, timeout: float | None = None) -> bool:
         """No epoch begins from now on. True when none is running any more."""

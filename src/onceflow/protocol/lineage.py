@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from onceflow.contract.abilities import require_rewind
 from onceflow.contract.ledger import Ledger, Position, Publication
 from onceflow.contract.sink import Sink
 from onceflow.errors import RowsDiffer
@@ -96,7 +97,8 @@ class Origin:
             return ledger
         if stood.choice == "rewind":
             to, cut = Position(self.lineage, self.cut), Position(stood.known, self.cut)
-            sink.rewind(output, cut=cut, to=to, term=term, decision=self.decision)
+            taking_back = require_rewind(sink)
+            taking_back.rewind(output, cut=cut, to=to, term=term, decision=self.decision)
             return Ledger(term, to, self.decision)
         stays = stood.choice == "skip"
         empty = Publication(

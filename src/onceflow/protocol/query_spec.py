@@ -78,7 +78,7 @@ class Declared:
             # Outputs that drivers before had; a restore must know where their rows are.
             "former": {name: of for name, of in former.items() if name not in self.outputs},
             "outputs": {
-                name: {"guarantee": self.guarantee(name), **sink.target()}
+                name: {"guarantee": self.guarantee(name), **sink.describe()}
                 for name, sink in self.outputs.items()
             },
             # Of the job; which of them this query reads, its decisions say.

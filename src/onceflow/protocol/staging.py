@@ -26,6 +26,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from onceflow.contract.abilities import CanPartition, CanRefuseRows, Staged, partition_names, stage
 from onceflow.contract.ledger import Committable
 from onceflow.contract.observation import Observed
 from onceflow.contract.schema import (
@@ -36,7 +37,7 @@ from onceflow.contract.schema import (
     quoted,
     selected,
 )
-from onceflow.contract.sink import Sink, Staged
+from onceflow.contract.sink import Sink
 from onceflow.contract.staged_files import BY as _BY
 from onceflow.contract.staged_files import (
     COMMITTER,
@@ -126,7 +127,10 @@ class Stager:
         counted = observed()
         self._refuse_unrouted(folder / "rows", counted.unrouted)
         roots = self._roots(folder / "rows")
-        found = {name: describe(roots[name], sink.by) for name, sink in self._outputs.items()}
+        found = {
+            name: describe(roots[name], partition_names(sink))
+            for name, sink in self._outputs.items()
+        }
         expected = {name: counted.rows.get(name, 0) for name in self._outputs}
         for name, files in found.items():
             refuse_other_rows(f"output {name!r}", expected[name], files, roots[name])
@@ -134,15 +138,15 @@ class Stager:
             self._set_apart(found, roots, self._on_bad, folder / "judged", expected)
             self._narrow(roots)
             for name in self._columns_of:
-                found[name] = describe(roots[name], self._outputs[name].by)
+                found[name] = describe(roots[name], partition_names(self._outputs[name]))
         staged, total = {}, [0, 0]
         for route, (name, sink) in enumerate(self._outputs.items()):
             root, files = roots[name], found[name]
             self._learn(files)
             total = [total[0] + sum(f.rows for f in files), total[1] + sum(f.bytes for f in files)]
             schema, scratch = self._schema_of(name), folder / f"{route}"
-            read = partial(read_staged, spark, root, schema, sink.by)
-            staged[name] = sink.stage(Staged(files, folder, scratch, tag, schema, read))
+            read = partial(read_staged, spark, root, schema, partition_names(sink))
+            staged[name] = stage(sink, Staged(files, folder, scratch, tag, schema, read))
             refuse_other_rows(f"output {name!r}", expected[name], staged[name], folder)
         self._last = (total[0], total[1], load.input)
         return staged
@@ -242,17 +246,18 @@ class Stager:
         sink = list(self._outputs.values())[int(route[1]) if route else 0]
         for name in folder.split("/"):
             if by := re.match(rf"{_BY}(\d+)=", name):
-                refuse_long_folder(name, sink.by[int(by[1])], str(sink), root)
+                refuse_long_folder(name, partition_names(sink)[int(by[1])], str(sink), root)
 
     @property
     def _rolls(self) -> list[int]:
         """The sizes at which outputs begin a new file."""
-        return [sink.roll_bytes for sink in self._outputs.values() if sink.roll_bytes]
+        sinks = (sink for sink in self._outputs.values() if isinstance(sink, CanPartition))
+        return [sink.roll_bytes for sink in sinks if sink.roll_bytes]
 
     @property
     def _by_columns(self) -> int:
         """A sink may know only when it was fenced: a log says itself what its key is."""
-        return max((len(sink.by) for sink in self._outputs.values()), default=0)
+        return max((len(partition_names(sink)) for sink in self._outputs.values()), default=0)
 
     def _schema_of(self, output: str) -> str:
         names = self._columns_of.get(output)
@@ -274,7 +279,7 @@ class Stager:
         for i in range(self._by_columns):
             folder = F.lit(None).cast("string")
             for number, sink in enumerate(self._outputs.values()):
-                if i < len(sink.by):
+                if isinstance(sink, CanPartition) and i < len(sink.by):
                     text = sink.by_columns()[i].cast("string")
                     # These share a folder with null; as values of their own they would share a
                     # file with it, too. The files keep the column, so nothing is lost.
@@ -304,16 +309,21 @@ class Stager:
         """Move rows that their sink can never take to output `to`, and expect them there. Nothing
         is decided yet."""
         for name, sink in self._outputs.items():
-            if name == to:
+            if name == to or not isinstance(sink, CanRefuseRows):
                 continue
             reasons: list[str] = []
             for file in found[name]:
-                unfit = sink.unfit(self._as_published(name, file, scratch), self._schema_of(name))
+                unfit = sink.unstorable(
+                    self._as_published(name, file, scratch), self._schema_of(name)
+                )
                 if unfit:
                     set_apart(file, unfit, roots[to])
                     reasons += unfit.values()
             if reasons:
-                found[name], found[to] = describe(roots[name], sink.by), describe(roots[to], ())
+                found[name], found[to] = (
+                    describe(roots[name], partition_names(sink)),
+                    describe(roots[to], ()),
+                )
                 count = len(reasons)
                 expected[name], expected[to] = expected[name] - count, expected[to] + count
                 _logger.warning("%d rows for output %s go to %s: %s", count, name, to, reasons[0])
@@ -330,7 +340,7 @@ class Stager:
         return copy
 
     def _refuse_folders_for_unfit(self) -> None:
-        if self._on_bad is not None and self._outputs[self._on_bad].by:
+        if self._on_bad is not None and partition_names(self._outputs[self._on_bad]):
             raise JobError(
                 f"on_bad={self._on_bad!r}: {self._outputs[self._on_bad]} puts its rows into "
                 "sub-folders or partitions by a column",

@@ -96,11 +96,7 @@ class Fork:
     ) -> Move:
         kind = target.get("kind", "")
         sink = open_target(target)
-        if sink is None or not sink.place:
-            raise JobError(
-                f"output {name} goes to a sink that this command does not know",
-                hint="fork jobs whose sinks come with onceflow",
-            )
+        sink.refuse_move()
         query, _, output = name.partition("/")
         if name in named:
             to = named[name]

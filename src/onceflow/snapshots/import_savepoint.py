@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from onceflow.contract.abilities import can_rewind, clean_up_of, require_rewind
 from onceflow.contract.ledger import Ledger, Position
 from onceflow.errors import CheckpointRefused, Fenced, JobError
 from onceflow.faults.points import reach
@@ -72,9 +73,9 @@ class Arrive:
                 "and this home does not know them, so they cannot be skipped",
                 hint=f"--published {whole}=rewind, if the sink can",
             )
-        taken_back = at.lineage != cut.lineage and output.sink.rewinds
+        taken_back = at.lineage != cut.lineage and can_rewind(output.sink)
         if at != cut and (output.choice == "rewind" or taken_back):
-            output.sink.refuse_rewind(f"{self._folder.name}/{whole}", cut)
+            require_rewind(output.sink).refuse_rewind(f"{self._folder.name}/{whole}", cut)
         return at.epoch
 
     def run(self, facts: Mapping[str, Any]) -> str:
@@ -95,7 +96,7 @@ class Arrive:
         for query, output, cut in self._outputs():
             whole, at, decision = ids[query, output.name], cut, ""
             if output.exact:
-                output.sink.shut_out(whole)
+                clean_up_of(output.sink).shut_out(whole)
                 ledger = output.sink.fence(whole, term=term, token=uuid.uuid4().hex)
                 self._check(query, output, cut, ledger)
                 at, decision = ledger.position or cut, ledger.decision

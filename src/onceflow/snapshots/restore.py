@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from onceflow.contract.abilities import CanAdd, clean_up_of, require_rewind
 from onceflow.contract.ledger import Guarantee, Ledger, Position, Publication
 from onceflow.contract.registry import open_target
 from onceflow.contract.sink import Sink
@@ -82,12 +83,10 @@ def choice_for(choices: Mapping[str, str], query: str, output: str) -> str:
 
 def output_of(query: str, name: str, target: dict[str, Any], choice: str) -> Output:
     """`target`: as the driver that led last described it."""
-    sink = open_target(target)
-    if sink is None:
-        raise JobError(
-            f"output {name} of {query} goes to a sink that this command cannot open",
-            hint="restore jobs whose sinks come with onceflow",
-        )
+    try:
+        sink = open_target(target)
+    except JobError as refused:
+        raise JobError(f"output {query}/{name}: {refused.message}", hint=refused.hint) from refused
     exact = target.get("guarantee", Guarantee.EXACTLY_ONCE) == Guarantee.EXACTLY_ONCE
     return Output(name, sink, exact, choice)
 
@@ -286,7 +285,7 @@ class Restore:
                 hint=hint,
             )
         try:
-            output.sink.refuse_rewind(going.id(output.name), cut)
+            require_rewind(output.sink).refuse_rewind(going.id(output.name), cut)
         except JobError as refused:
             raise JobError(f"output {whole}: {refused.message}", hint=hint) from refused
         except TargetError as refused:
@@ -372,9 +371,10 @@ class Restore:
         if not output.exact:
             again = decided is not None and decided.guarantee is Guarantee.AT_LEAST_ONCE
             if publication and again and last.epoch not in Checkpoint(query.folder).committed():
+                assert isinstance(output.sink, CanAdd)
                 output.sink.add(publication)
             return
-        output.sink.shut_out(whole)
+        clean_up_of(output.sink).shut_out(whole)
         ledger = output.sink.fence(whole, term=term, token=uuid.uuid4().hex)
         refuse_foreign(query, output.name, output.sink, going.log, ledger)
         at = ledger.position

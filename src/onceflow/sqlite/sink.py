@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from onceflow.contract.abilities import CanAdd, CanRefuseRows, CanRewind, CanStage, Staged
 from onceflow.contract.ledger import (
     Committable,
-    Guarantee,
     Ledger,
     Outcome,
     Position,
@@ -24,7 +24,7 @@ from onceflow.contract.ledger import (
     staged_file_gone,
 )
 from onceflow.contract.schema import columns, leaf_types, refuse_difference
-from onceflow.contract.sink import Sink, Staged
+from onceflow.contract.sink import Sink
 from onceflow.contract.unstorable import refuse_unfit, unfit_rows
 from onceflow.errors import (
     DiskFull,
@@ -48,7 +48,7 @@ _LEDGER = "_onceflow_ledger"
 _NO_FORM = re.compile(r"time\(|variant|interval|void|geometry|geography").match
 
 
-class Sqlite(Sink):
+class Sqlite(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind):
     """Every row of a decided epoch is in the table exactly once; readers see whole epochs only.
 
     Rows that somebody else writes into the table are not noticed. SQLite has no NaN (it becomes
@@ -64,6 +64,8 @@ class Sqlite(Sink):
     nothing, take nothing back. What somebody else changed in such rows is taken back with them.
     """
 
+    kind = "sqlite"
+    modes = ("append", "update", "complete")
     place = "path"
 
     def __init__(
@@ -84,20 +86,16 @@ class Sqlite(Sink):
         self.key = (key,) if isinstance(key, str) else tuple(key)
         self.timeout = timeout
         self.keep_before = keep_before
-        self.rewinds = keep_before > 0
+        self.no_rewind = "" if keep_before else "keep_before=0 keeps nothing of what it changes"
         self._before = Before(str(self), table, self.key, keep_before)
-
-    guarantees = tuple(Guarantee)
-    modes = ("append", "update", "complete")
-    no_rewind = "keep_before=0 keeps nothing of what it changes"
 
     def __str__(self) -> str:
         return f"Sqlite({str(self.path)!r}, table={self.table!r})"
 
-    def target(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         return {
-            "kind": "sqlite", "path": str(self.path), "table": self.table, "key": list(self.key),
-            "keep_before": self.keep_before,
+            "path": str(self.path), "table": self.table, "key": list(self.key),
+            "timeout": self.timeout, "keep_before": self.keep_before,
         }  # fmt: skip
 
     # -------------------------------------------------------------- before an epoch
@@ -133,7 +131,7 @@ class Sqlite(Sink):
         refuse_unfit(str(self), batches, self._unfit, self.key)
         return staged.files
 
-    def unfit(self, file: Committable, schema: str) -> dict[int, str]:
+    def unstorable(self, file: Committable, schema: str) -> dict[int, str]:
         return unfit_rows(self._judged((file,), schema), self._unfit)
 
     def _judged(self, files: Iterable[Committable], schema: str) -> Iterator[Any]:
@@ -170,7 +168,7 @@ class Sqlite(Sink):
                     hint="another driver leads this job now",
                 )
             self._refuse_other_owner(db, output)
-            if self.rewinds:
+            if self.keep_before:
                 self._before.ensure(db)
             db.execute(
                 f"INSERT INTO {_LEDGER} (output, target, term, token) VALUES (?, ?, ?, ?) "
@@ -189,7 +187,7 @@ class Sqlite(Sink):
             if ledger.position is not None and not self._have(db):
                 raise self._gone(ledger.position)
             tagged, step = self._is_tagged(publication.mode), None
-            if self.rewinds:
+            if self.keep_before:
                 names = list(self._columns(publication.schema, publication.mode))
                 step = self._before.note(db, publication, names, tagged=tagged)
             rows = self._write(db, publication, None if tagged else step)
@@ -218,8 +216,6 @@ class Sqlite(Sink):
             )
 
     def rewind(self, output: str, *, cut: Position, to: Position, term: int, decision: str) -> None:
-        if not self.rewinds:
-            raise self.cannot_rewind()
         with self._writing() as db:
             ledger = self._ledger(db, output)
             if ledger.position is not None and ledger.position.lineage == to.lineage:
@@ -234,8 +230,6 @@ class Sqlite(Sink):
             reach("sqlite.rewound")
 
     def refuse_rewind(self, output: str, cut: Position) -> None:
-        if not self.rewinds:
-            raise self.cannot_rewind()
         if not self.path.exists():
             raise self._gone(cut)
         with self._reading() as db:
@@ -321,7 +315,7 @@ class Sqlite(Sink):
         try:
             with contextlib.closing(sqlite3.connect(":memory:")) as db:
                 self._create(db, wanted)
-                if images and self.rewinds:
+                if images and self.keep_before:
                     self._before.make(db, list(wanted))
         except (sqlite3.Error, UnicodeError) as error:
             raise JobError(

@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from onceflow.contract.abilities import clean_up_of
 from onceflow.contract.ledger import Ledger, Outcome, Position, Publication
 from onceflow.contract.schema import parse_schema
 from onceflow.contract.staged_files import verify
@@ -279,7 +280,7 @@ class SinkContract(Rewinding):
 
     def test_the_target_is_described_without_a_secret(self) -> None:
         sink = self.make_sink(self.folder)
-        told = f"{json.dumps(sink.target())} {sink} {sink!r}"
+        told = f"{json.dumps(sink.describe())} {sink} {sink!r}"
         assert not self.secret or self.secret not in told
 
     # -------------------------------------------------------------- what is staged
@@ -319,7 +320,7 @@ class SinkContract(Rewinding):
         self.driver(1).open()
         newer = self.driver(2).open()
         own = self._staged_in_target(newer)
-        newer.sink.sweep(below_term=2)
+        clean_up_of(newer.sink).sweep(below_term=2)
         gone = [path for path in own if not path.exists()]
         assert not gone, f"a sweep below term 2 removed what term 2 staged: {gone}"
 

@@ -1,4 +1,4 @@
-"""What a sink must hold that says that it can take back what it published (`Sink.rewinds`)."""
+"""What a sink must hold that can take back what it published (`CanRewind`)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from onceflow.contract.abilities import can_rewind
 from onceflow.contract.ledger import Position, Publication
 from onceflow.errors import Fenced, TargetBehind
 from onceflow.testing.moments import kill_at
@@ -147,7 +148,7 @@ class Rewinding(SinkUnderTest):
 
     def _driver(self, mode: str | None = None) -> StandIn:
         driver = self.driver(1, **({"mode": mode} if mode else {}))
-        if not driver.sink.rewinds:
+        if not can_rewind(driver.sink):
             pytest.skip("the sink cannot take back what it published")
         if driver.mode not in self.modes_of(driver.sink):
             pytest.skip(f"the sink does not take {driver.mode} mode")

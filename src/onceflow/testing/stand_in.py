@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from onceflow.contract.abilities import Staged, clean_up_of, partition_names, require_rewind, stage
 from onceflow.contract.ledger import Committable, Ledger, Outcome, Position, Publication
 from onceflow.contract.schema import arrow_schema
-from onceflow.contract.sink import Sink, Staged
+from onceflow.contract.sink import Sink
 from onceflow.contract.staged_files import BY, NULL_FOLDER, describe, harden, read_staged, verify
 from onceflow.errors import SetupError
 from onceflow.testing.rows import Row
@@ -28,7 +29,7 @@ class StandIn:
     home: Path
     schema: str
     term: int
-    folders: Callable[[Sink, Row], tuple[str, ...]]  # row -> a value for each part of `sink.by`
+    folders: Callable[[Sink, Row], tuple[str, ...]]  # row -> a value for each level of sub-folders
     output: str = OUTPUT
     mode: str = "append"
     lineage: str = LINEAGE
@@ -48,7 +49,7 @@ class StandIn:
     def fence(self) -> Ledger:
         self.sink.prepare(self.output, self.schema, self.mode)
         self.sink.published(self.output)
-        self.sink.shut_out(self.output)
+        clean_up_of(self.sink).shut_out(self.output)
         self.ledger = self.sink.fence(self.output, term=self.term, token=f"token {self.term}")
         return self.ledger
 
@@ -63,13 +64,13 @@ class StandIn:
         for folder in (self.home / "staged").glob("*-*-*-*"):
             if int(folder.name.rsplit("-", 2)[1]) < self.term:
                 shutil.rmtree(folder, ignore_errors=True)
-        self.sink.sweep(below_term=self.term)
-        self.sink.settled(self.output)
+        clean_up_of(self.sink).sweep(below_term=self.term)
+        clean_up_of(self.sink).settled(self.output)
 
     def rewind(self, cut: Publication) -> None:
         """Go back to where the target was after `cut`, in a lineage of our own."""
         to = Position(self.lineage, cut.epoch)
-        self.sink.rewind(
+        require_rewind(self.sink).rewind(
             self.output, cut=cut.position, to=to, term=self.term, decision=cut.decision
         )
         self.ledger = Ledger(self.term, to, cut.decision)
@@ -82,7 +83,7 @@ class StandIn:
         outcome = self.publish(decided)
         assert outcome is Outcome.PUBLISHED, f"publish of a new epoch says: {outcome}"
         self.drop_staged(epoch)
-        self.sink.tidy()
+        clean_up_of(self.sink).tidy()
         return decided
 
     def stage(self, epoch: int, rows: Iterable[Row]) -> Publication:
@@ -93,14 +94,14 @@ class StandIn:
         root.mkdir(parents=True)
         self._write(list(rows), root)
         staged = Staged(
-            files=describe(root, self.sink.by),
+            files=describe(root, partition_names(self.sink)),
             folder=folder,
             scratch=folder / "0",
             tag=tag,
             schema=self.schema,
             read=lambda: self._read(root),
         )
-        files = self.sink.stage(staged)
+        files = stage(self.sink, staged)
         harden([file.path for file in files], self.home, set())
         return self._decision(epoch, files)
 
@@ -151,12 +152,12 @@ class StandIn:
                 f"{self.sink} reads the staged rows with Spark, and the contract has no session",
                 hint="override the fixture `session` of the contract so that it returns one",
             )
-        return read_staged(self.session, root, self.schema, self.sink.by)
+        return read_staged(self.session, root, self.schema, partition_names(self.sink))
 
 
 def folder_values(sink: Sink, row: Row) -> tuple[str, ...]:
     """What Spark makes of the columns of `by` when it names folders after them."""
-    return tuple(_text(row[name]) for name in sink.by)
+    return tuple(_text(row[name]) for name in partition_names(sink))
 
 
 def _text(value: Any) -> str:

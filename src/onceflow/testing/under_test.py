@@ -52,7 +52,7 @@ class SinkUnderTest:
         return any(folder.iterdir())
 
     def folders(self, sink: Sink, row: Row) -> tuple[str, ...]:
-        """A value for each part of `sink.by`, if these are not columns."""
+        """A value for each level of sub-folders, if these are not columns."""
         return folder_values(sink, row)
 
     # -------------------------------------------------------------- what tests are made of
