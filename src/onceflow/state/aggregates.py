@@ -1,7 +1,7 @@
-"""Many values of a key become one, for all keys at once.
+"""Aggregates: `reduce` the values of each key to one, `fold` them into the value that is known.
 
-Null is passed over, as in SQL: a key with nothing but nulls has null, or a count of 0. NaN is the
-largest number, and makes a sum NaN. Whole numbers never wrap: a sum that is too large raises.
+Nulls are skipped, as in SQL: a key that has only nulls has null, or a count of 0. NaN is the
+largest number, and a sum with NaN is NaN. Integers never wrap: a sum that is too large raises.
 
 `index` says for each value the number of its key, and must not decrease.
 """
@@ -21,7 +21,7 @@ from pyarrow import types as t
 
 from onceflow.errors import JobError
 from onceflow.state.results import convert
-from onceflow.state.states import HOWS, Fold
+from onceflow.state.states import REDUCTIONS, Fold, is_number
 from onceflow.state.vectors import Ints, combine, is_valid, scatter
 
 _LIMB = np.int64(0xFFFFFFFF)
@@ -38,31 +38,32 @@ def reduce(how: str, values: Any, index: Ints, size: int) -> pa.Array:
     if how == "count":
         return pa.array(np.bincount(index, minlength=size).astype(np.int64))
     starts = find_starts(index)
-    reduced = _reduced(how, array, index, starts)
-    return scatter(reduced, index[starts], size)
+    return scatter(_reduce(how, array, index, starts), index[starts], size)
 
 
 def find_starts(index: Ints) -> Ints:
-    """Where each number begins."""
+    """The first index of each number."""
     if not len(index):
         return np.empty(0, np.int64)
     return np.flatnonzero(np.concatenate(([True], index[1:] != index[:-1])))
 
 
-def _reduced(how: str, array: pa.Array, index: Ints, starts: Ints) -> pa.Array:
+def _reduce(how: str, array: pa.Array, index: Ints, starts: Ints) -> pa.Array:
     if how == "first":
         return array.take(pa.array(starts))
     if how == "last":
         return array.take(pa.array(np.append(starts[1:], len(array))[: len(starts)] - 1))
     if how == "sum":
-        return _sums(array, starts)
-    return _extremes(how, array, index, starts)
+        return _sum(array, starts)
+    return _find_extremes(how, array, index, starts)
 
 
-def _extremes(how: str, array: pa.Array, index: Ints, starts: Ints) -> pa.Array:
+def _find_extremes(how: str, array: pa.Array, index: Ints, starts: Ints) -> pa.Array:
     kind = array.type
     if t.is_integer(kind) or t.is_floating(kind) or t.is_temporal(kind):
-        raw = array.cast(_bits(kind)) if t.is_temporal(kind) else array
+        short = t.is_date32(kind) or t.is_time32(kind)
+        bits = pa.int32() if short else pa.int64()
+        raw = array.cast(bits) if t.is_temporal(kind) else array
         numbers = raw.to_numpy(zero_copy_only=False)
         best = np.fmin if how == "min" else np.maximum  # NaN is the largest
         if not len(starts):
@@ -75,16 +76,12 @@ def _extremes(how: str, array: pa.Array, index: Ints, starts: Ints) -> pa.Array:
     return array.take(order.take(pa.array(starts)))
 
 
-def _bits(kind: pa.DataType) -> pa.DataType:
-    return pa.int32() if t.is_date32(kind) or t.is_time32(kind) else pa.int64()
-
-
 # ---------------------------------------------------------------- sums
 
 
-def _sums(array: pa.Array, starts: Ints) -> pa.Array:
+def _sum(array: pa.Array, starts: Ints) -> pa.Array:
     if t.is_decimal(array.type):
-        return _decimal_sums(array, starts)
+        return _sum_decimals(array, starts)
     if t.is_floating(array.type):
         numbers = array.cast(pa.float64()).to_numpy(zero_copy_only=False)
         return pa.array(np.add.reduceat(numbers, starts) if len(starts) else numbers, pa.float64())
@@ -94,15 +91,15 @@ def _sums(array: pa.Array, starts: Ints) -> pa.Array:
     if not len(starts):
         return pa.array(whole, pa.int64())
     sums = np.add.reduceat(whole, starts)
-    # What wrapped is off by a multiple of 2**64, which no rounding of doubles can hide.
+    # A sum that wrapped is off by a multiple of 2**64, more than any rounding of doubles.
     rough = np.add.reduceat(whole.astype(np.float64), starts)
     if (np.abs(rough - sums.astype(np.float64)) > 2.0**62).any():
         raise OverflowError("sum: the result is larger than a long can be")
     return pa.array(sums, pa.int64())
 
 
-def _decimal_sums(array: pa.Array, starts: Ints) -> pa.Array:
-    """Exact: 128 bits as four numbers of 32, which have room for the carries of 2**31 values."""
+def _sum_decimals(array: pa.Array, starts: Ints) -> pa.Array:
+    """Exact: 128 bits as four numbers of 32, with room for the carries of 2**31 values."""
     wide = pa.decimal128(38, array.type.scale)
     array = array.cast(wide)
     if not len(starts):
@@ -133,11 +130,11 @@ def _decimal_sums(array: pa.Array, starts: Ints) -> pa.Array:
     return found
 
 
-# ---------------------------------------------------------------- into what is known
+# ---------------------------------------------------------------- into the known value
 
 
 def fold(how: str | Fold, old: pa.Array, values: Any, index: Ints, *, what: str) -> pa.Array:
-    """What comes of the value that each key has and those of its rows, as the type it has."""
+    """Fold the values of its rows into the value of each key; the type stays that of `old`."""
     kind, size = old.type, len(old)
     array = combine(values) if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
     if how == "count":
@@ -150,19 +147,19 @@ def fold(how: str | Fold, old: pa.Array, values: Any, index: Ints, *, what: str)
         new = reduce(str(how), array, index, size)
         return pc.coalesce(old, new) if how == "first" else pc.coalesce(new, old)
     if how == "sum" and not t.is_decimal(kind):
-        return convert(_added(old, reduce("sum", array, index, size)), kind, what)
-    # What is known stands first among the values of its key.
+        return convert(_add(old, reduce("sum", array, index, size)), kind, what)
+    # The known value comes first among the values of its key.
     numbers = np.concatenate((np.arange(size), index))
     order = np.argsort(numbers, kind="stable")
     both, numbers = pa.concat_arrays([old, array]).take(pa.array(order)), numbers[order]
     if not callable(how):
         return convert(reduce(how, both, numbers, size), kind, what)
     there = np.flatnonzero(is_valid(both))
-    return _tree(how, both.take(pa.array(there)), numbers[there], size, what)
+    return _fold_pairs(how, both.take(pa.array(there)), numbers[there], size, what)
 
 
-def _added(old: pa.Array, new: pa.Array) -> pa.Array:
-    """Null and a number is that number."""
+def _add(old: pa.Array, new: pa.Array) -> pa.Array:
+    """Null plus a number is the number."""
     wide = old.cast(new.type)
     try:
         return pc.coalesce(pc.add_checked(wide, new), wide, new)
@@ -170,8 +167,8 @@ def _added(old: pa.Array, new: pa.Array) -> pa.Array:
         raise OverflowError("sum: the result is larger than a long can be") from None
 
 
-def _tree(how: Fold, values: pa.Array, index: Ints, size: int, what: str) -> pa.Array:
-    """Neighbours are folded in pairs, in order, until each key has one value."""
+def _fold_pairs(how: Fold, values: pa.Array, index: Ints, size: int, what: str) -> pa.Array:
+    """Fold neighbours in pairs, in order, until each key has one value."""
     kind = values.type
     while True:
         starts = find_starts(index)
@@ -195,25 +192,30 @@ def _tree(how: Fold, values: pa.Array, index: Ints, size: int, what: str) -> pa.
 
 @dataclass(frozen=True)
 class Aggregate:
+    """A parsed `"sum(amount)"` or `"count"`."""
+
     name: str
     how: str
     of: str | None
     type: pa.DataType
 
 
+# ---------------------------------------------------------------- as text
+
+
 def parse_aggregates(given: Mapping[str, str], rows: pa.Schema, owner: str) -> list[Aggregate]:
-    """What they are, of these rows; `JobError` for one that cannot be read or is of no column."""
-    return [_parsed(name, text, rows, owner) for name, text in given.items()]
+    """`JobError` for text that is no aggregate, or not of a column of the rows."""
+    return [_parse(name, text, rows, owner) for name, text in given.items()]
 
 
-def _parsed(name: str, text: str, rows: pa.Schema, owner: str) -> Aggregate:
+def _parse(name: str, text: str, rows: pa.Schema, owner: str) -> Aggregate:
     found = re.fullmatch(r"\s*(\w+)\s*(?:\(\s*(.+?)\s*\))?\s*", str(text))
     how, of = (found[1], found[2]) if found else ("", None)
     of = None if of == "*" else of
-    if how not in HOWS or (of is None and how != "count"):
+    if how not in REDUCTIONS or (of is None and how != "count"):
         raise JobError(
             f"{owner}: {name} is {text!r}, which is not an aggregate",
-            hint=f'write it like "sum(amount)" or "count"; there are {", ".join(HOWS)}',
+            hint=f'write it like "sum(amount)" or "count"; there are {", ".join(REDUCTIONS)}',
         )
     if of is None:
         return Aggregate(name, how, None, pa.int64())
@@ -223,14 +225,14 @@ def _parsed(name: str, text: str, rows: pa.Schema, owner: str) -> Aggregate:
             hint=f"they have {', '.join(rows.names)}",
         )
     kind = rows.field(of).type
-    if how == "sum" and not (t.is_integer(kind) or t.is_floating(kind) or t.is_decimal(kind)):
+    if how == "sum" and not is_number(kind):
         raise JobError(
             f"{owner}: {name} is {text!r}, and {of} is of {kind}", hint="sum a column of numbers"
         )
-    return Aggregate(name, how, of, _type(how, kind))
+    return Aggregate(name, how, of, _result_type(how, kind))
 
 
-def _type(how: str, kind: pa.DataType) -> pa.DataType:
+def _result_type(how: str, kind: pa.DataType) -> pa.DataType:
     """As in Spark: sums are long, double, or a decimal with ten digits more."""
     if how == "count":
         return pa.int64()

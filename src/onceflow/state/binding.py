@@ -1,4 +1,4 @@
-"""A process meets the columns that it will work on; what is wrong with it is said here, by name."""
+"""Bind a process to the columns that it will work on, or name what is wrong with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onceflow.state.evolve import is_same_kind
 from onceflow.state.process import Binding, KeyedProcess, folds_by_itself
 from onceflow.state.states import Column, StateDeclaration, StepColumns, resolve_columns
 
-# Whose names a state must not have, or the process could not use them.
+# A state of such a name would hide the helper from the process.
 _HELPERS = frozenset(name for name in dir(KeyedProcess) if not name.startswith("_")) | {
     "process", "process_key", "on_timer", "on_timer_key",
 }  # fmt: skip
@@ -22,40 +22,42 @@ _HELPERS = frozenset(name for name in dir(KeyedProcess) if not name.startswith("
 
 @dataclass(frozen=True)
 class BoundProcess:
+    """The states, output and methods of a process, once its columns are known."""
+
     columns: tuple[Column, ...]
     output: pa.Schema
-    rows: str | None  # the method that rows are given to; None: they are folded
-    timers: str | None
+    rows: str | None  # the method that takes rows; None: they are folded
+    timers: str | None  # the method that takes timers
 
 
 def bind_process(process: KeyedProcess, binding: Binding) -> BoundProcess:
-    """The process, bound to these columns; `JobError` names the class and what to mend."""
+    """`JobError` for a process that cannot work, with the name of its class."""
     owner = type(process).__name__
     if not isinstance(process, KeyedProcess):
         raise JobError(f"{owner} is not a KeyedProcess", hint="derive it from KeyedProcess")
     _refuse_times(owner, binding)
     process._binding, process._declared, process._columns = binding, None, None
     process.bind(binding.keys, binding.rows)
-    states = {**_attributes(process, owner), **(process._declared or {})}
+    states = {**_find_states(process, owner), **(process._declared or {})}
     around = StepColumns(owner, binding.keys, binding.rows, binding.watermark)
     columns = resolve_columns(states, around)
-    rows = _either(process, owner, "process", "process_key")
-    timers = _either(process, owner, "on_timer", "on_timer_key")
+    rows = _find_method(process, owner, "process", "process_key")
+    timers = _find_method(process, owner, "on_timer", "on_timer_key")
     _refuse_methods(owner, columns, rows, timers)
     process._columns = {column.name: column for column in columns}
-    output = _output(process, owner)
+    output = _declared_output(process, owner)
     if rows is None:
         output = _folded_output(owner, columns, binding.keys, output)
     elif output is None:
         raise JobError(
-            f"{owner} does not say what it emits",
+            f"{owner} does not declare what it emits",
             hint='declare output, like output = "user string, total double"',
         )
     return BoundProcess(columns, output, rows, timers)
 
 
-def _attributes(process: KeyedProcess, owner: str) -> dict[str, StateDeclaration]:
-    """States of the class and of those that it derives from, then of the instance."""
+def _find_states(process: KeyedProcess, owner: str) -> dict[str, StateDeclaration]:
+    """The states of base classes, of the class and of the instance, in this order."""
     found: dict[str, Any] = {}
     for kind in reversed(type(process).__mro__):
         found.update(vars(kind))
@@ -64,13 +66,13 @@ def _attributes(process: KeyedProcess, owner: str) -> dict[str, StateDeclaration
     for name in states:
         if name in _HELPERS:
             raise JobError(
-                f"{owner}.{name} is called like a part of KeyedProcess",
+                f"{owner}.{name} has the name of a part of KeyedProcess",
                 hint=f"rename the state; these names are taken: {', '.join(sorted(_HELPERS))}",
             )
     return states
 
 
-def _either(process: KeyedProcess, owner: str, one: str, other: str) -> str | None:
+def _find_method(process: KeyedProcess, owner: str, one: str, other: str) -> str | None:
     found = [name for name in (one, other) if callable(getattr(process, name, None))]
     if len(found) > 1:
         raise JobError(
@@ -123,8 +125,8 @@ def _refuse_methods(
             )
 
 
-def _output(process: KeyedProcess, owner: str) -> pa.Schema | None:
-    """Declared as a schema string, an Arrow schema, or a method that returns one of them."""
+def _declared_output(process: KeyedProcess, owner: str) -> pa.Schema | None:
+    """It is declared as a schema string, an Arrow schema, or a method that returns one of them."""
     given = process.output
     given = given() if callable(given) else given
     if given is None or isinstance(given, pa.Schema):
@@ -142,7 +144,7 @@ def _output(process: KeyedProcess, owner: str) -> pa.Schema | None:
 def _folded_output(
     owner: str, columns: tuple[Column, ...], keys: pa.Schema, declared: pa.Schema | None
 ) -> pa.Schema:
-    """Keys and totals, or those of them that are declared."""
+    """The columns of the key and all states, or those of them that are declared."""
     known: Mapping[str, pa.DataType] = {
         **{field.name: field.type for field in keys},
         **{column.name: column.type for column in columns},

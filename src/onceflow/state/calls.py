@@ -194,11 +194,11 @@ class Epoch:
         settled = self._segments.settled(work.ids, until, self._time.watermark)
         keys = self._keys_of(work.ids)
         method = self._calls.bound.rows
-        blame = self._blame(method or "process", keys)
+        site = self._site(method or "process", keys)
         call = Call(self._time, len(keys), index, settled, rows, work.columns)
-        with blame.said():
+        with site.report_failures():
             if method == "process_key":
-                returned = self._per_key(call, keys, blame)
+                returned = self._per_key(call, keys, site)
             else:
                 returned = self._vectorised(call, keys, work.columns, method)
         at = self._segments.at
@@ -220,11 +220,11 @@ class Epoch:
         if len(endless):
             raise self._endless(method, keys.take(pa.array(endless)), fired)
         settled = self._segments.settled(work.ids, work.next, self._time.watermark)
-        blame = self._blame(method, keys)
+        site = self._site(method, keys)
         call = Call(self._time, len(keys), None, settled, None, work.columns, fired)
-        with blame.said():
+        with site.report_failures():
             if method == "on_timer_key":
-                returned = self._per_key(call, keys, blame)
+                returned = self._per_key(call, keys, site)
             else:
                 returned = self._vectorised(call, keys, work.columns, method)
         cleared = {name: set_null(work.columns[name], mask) for name, mask in fired.items()}
@@ -235,15 +235,15 @@ class Epoch:
 
     # ------------------------------------------------------------ calling
 
-    def _per_key(self, call: Call, keys: pa.Table, blame: CallSite) -> CallResult:
+    def _per_key(self, call: Call, keys: pa.Table, site: CallSite) -> CallResult:
         process, per_key = self._calls.process, self._calls.per_key
         process._call = call
         collects = gc.isenabled()
         gc.disable()  # it would walk over all rows of the slice again and again, and find nothing
         try:
             if call.rows is None:
-                return per_key.timers(keys, call.columns, call.due, blame)
-            return per_key.rows(keys, call.columns, call.rows, process.starts, blame)
+                return per_key.timers(keys, call.columns, call.due, site)
+            return per_key.rows(keys, call.columns, call.rows, process.starts, site)
         finally:
             process._call = None
             if collects:
@@ -281,14 +281,14 @@ class Epoch:
             return self._keys
         return self._keys.take(pa.array(ids))
 
-    def _blame(self, method: str, keys: pa.Table) -> CallSite:
+    def _site(self, method: str, keys: pa.Table) -> CallSite:
         return CallSite(self._calls.owner, method, self._time.epoch, keys, self._where)
 
     def _endless(self, method: str, keys: pa.Table, fired: Mapping[str, Bools]) -> ProcessFailed:
         names = ", ".join(name for name, mask in fired.items() if mask.any())
         error = RuntimeError(f"{names} was set to a time that is due {_MOST_FIRED} times in a row")
         return ProcessFailed(
-            self._blame(method, keys).failed(error).message,
+            self._site(method, keys).failure(error).message,
             hint="set a timer later than it was due and, if it comes again and again, in larger "
             "steps; a timer that is left out of new_state is not set again",
         )

@@ -1,8 +1,9 @@
-"""State that was written with other columns than those that are declared now.
+"""Which column types may become which: old state under new declarations, results as declared.
 
-Columns, and fields inside of them, are matched by name. What was added is null in old rows, what
-was dropped is not read, numbers may have been widened where every old number stays what it was.
-All else does not fit, and `find_misfits` says why, before anything runs.
+State that was written with other columns is read with those that are declared now. Columns, and
+fields inside them, are matched by name. Added ones are null in old rows, dropped ones are not read,
+and numbers may be wider if every old number stays the same. `find_misfits` names everything else
+before the job starts.
 """
 
 from __future__ import annotations
@@ -12,60 +13,61 @@ from collections.abc import Iterable
 import pyarrow as pa
 from pyarrow import types as t
 
-_WHOLE = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+_INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 
 
 def find_misfits(old: pa.Schema, new: pa.Schema) -> list[str]:
-    """Why values that were written as `old` cannot be read as `new`; nothing if they can."""
-    return list(_fields(old, new, ""))
+    """The reasons why values that were written as `old` cannot be read as `new`."""
+    return list(_compare_fields(old, new, ""))
 
 
 def find_key_misfits(old: pa.Schema, new: pa.Schema) -> list[str]:
-    """The same for key columns: the same ones in the same order, whole numbers may be wider."""
+    """The same for key columns: names and order must be equal, integers may be wider."""
     if old.names != new.names:  # places are hashes of the columns in their order
         return [f"the key was {', '.join(old.names)}, now it is {', '.join(new.names)}"]
     return [
         f"key column {two.name} was {one.type}, now it is {two.type}"
         for one, two in zip(old, new, strict=True)
-        if not (one.type.equals(two.type) or _wider_whole(one.type, two.type))
+        if not (one.type.equals(two.type) or _is_wider_integer(one.type, two.type))
     ]
 
 
-def _fields(old: Iterable[pa.Field], new: Iterable[pa.Field], inside: str) -> Iterable[str]:
+def _compare_fields(old: Iterable[pa.Field], new: Iterable[pa.Field], inside: str) -> Iterable[str]:
     before = {field.name: field for field in old}
     for field in new:
         where = f"{inside}{field.name}"
         if field.name in before:
-            yield from _field(before[field.name], field, where)
+            yield from _compare_field(before[field.name], field, where)
         elif not field.nullable:
             yield f"{where} was added and may not be null, but old rows do not have it"
 
 
-def _field(old: pa.Field, new: pa.Field, where: str) -> Iterable[str]:
+def _compare_field(old: pa.Field, new: pa.Field, where: str) -> Iterable[str]:
     if old.nullable and not new.nullable:
         yield f"{where} could be null, now it may not"
     one, two = old.type, new.type
     if t.is_struct(one) and t.is_struct(two):
-        yield from _fields(one, two, f"{where}.")
+        yield from _compare_fields(one, two, f"{where}.")
     elif t.is_list(one) and t.is_list(two):
-        yield from _field(one.value_field, two.value_field, f"{where}.element")
+        yield from _compare_field(one.value_field, two.value_field, f"{where}.element")
     elif t.is_map(one) and t.is_map(two) and one.key_type.equals(two.key_type):
-        yield from _field(one.item_field, two.item_field, f"{where}.value")
-    elif not (one.equals(two) or _wider(one, two)):
+        yield from _compare_field(one.item_field, two.item_field, f"{where}.value")
+    elif not (one.equals(two) or _is_wider(one, two)):
         yield f"{where} was {one}, now it is {two}"
 
 
-def _wider_whole(old: pa.DataType, new: pa.DataType) -> bool:
-    return old in _WHOLE and new in _WHOLE and _WHOLE.index(old) < _WHOLE.index(new)
+def _is_wider_integer(old: pa.DataType, new: pa.DataType) -> bool:
+    known = old in _INTEGERS and new in _INTEGERS
+    return known and _INTEGERS.index(old) < _INTEGERS.index(new)
 
 
-def _wider(old: pa.DataType, new: pa.DataType) -> bool:
+def _is_wider(old: pa.DataType, new: pa.DataType) -> bool:
     if t.is_float64(new):
-        return t.is_float32(old) or old in _WHOLE[:3]  # a double has not every long
+        return t.is_float32(old) or old in _INTEGERS[:3]  # not every long is a double
     if t.is_decimal(old) and t.is_decimal(new):
         digits = new.precision - new.scale
         return bool(new.scale >= old.scale and digits >= old.precision - old.scale)
-    return _wider_whole(old, new)
+    return _is_wider_integer(old, new)
 
 
 # ---------------------------------------------------------------- reading
@@ -84,41 +86,43 @@ def adapt(table: pa.Table, schema: pa.Schema) -> pa.Table:
         if at < 0:
             columns.append(pa.chunked_array([pa.nulls(table.num_rows, field.type)]))
         else:
-            chunks = [_as(chunk, field.type) for chunk in table.column(at).chunks]
+            chunks = [_adapt(chunk, field.type) for chunk in table.column(at).chunks]
             columns.append(pa.chunked_array(chunks, field.type))
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _as(values: pa.Array, kind: pa.DataType) -> pa.Array:
+def _adapt(values: pa.Array, kind: pa.DataType) -> pa.Array:
     if values.type.equals(kind):
         return values
     if t.is_struct(kind):
         parts = [
-            _as(values.field(at), field.type) if at >= 0 else pa.nulls(len(values), field.type)
+            _adapt(values.field(at), field.type) if at >= 0 else pa.nulls(len(values), field.type)
             for field in kind
             for at in [values.type.get_field_index(field.name)]
         ]
         return pa.StructArray.from_arrays(parts, fields=list(kind), mask=values.is_null())
     if t.is_list(kind):
-        return _around(values, kind, _as(values.values, kind.value_type))
+        return _replace_elements(values, kind, _adapt(values.values, kind.value_type))
     if t.is_map(kind):
         pair = pa.struct([kind.key_field, kind.item_field])
-        entries = [values.keys, _as(values.items, kind.item_type)]
-        return _around(values, kind, pa.StructArray.from_arrays(entries, fields=list(pair)))
+        entries = [values.keys, _adapt(values.items, kind.item_type)]
+        return _replace_elements(
+            values, kind, pa.StructArray.from_arrays(entries, fields=list(pair))
+        )
     return values.cast(kind)
 
 
-def _around(values: pa.Array, kind: pa.DataType, inner: pa.Array) -> pa.Array:
-    """The same lists, or maps, of other elements."""
+def _replace_elements(values: pa.Array, kind: pa.DataType, inner: pa.Array) -> pa.Array:
+    """The same lists, or maps, with other elements."""
     buffers = values.buffers()[:2]
     return pa.Array.from_buffers(kind, len(values), buffers, offset=values.offset, children=[inner])
 
 
-# ---------------------------------------------------------------- kinds
+# ---------------------------------------------------------------- results
 
 
 def is_same_kind(found: pa.DataType, declared: pa.DataType) -> bool:
-    """Whether values may become `declared` without becoming something else."""
+    """May values of type `found` be cast to `declared`, if none of them is lost?"""
     if found == declared or t.is_null(found):
         return True
     if t.is_dictionary(found):

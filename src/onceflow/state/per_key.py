@@ -80,7 +80,7 @@ class PerKeyCaller:
 
     def rows(
         self, keys: pa.Table, kept: Mapping[str, pa.Array], rows: pa.Table, starts: Ints,
-        blame: CallSite,
+        site: CallSite,
     ) -> CallResult:  # fmt: skip
         method = self._process.process_key  # type: ignore[attr-defined]
         names = rows.column_names
@@ -101,7 +101,7 @@ class PerKeyCaller:
         except OnceflowError:
             raise
         except Exception as error:
-            raise blame.failed(error, key=number) from error
+            raise site.failure(error, key=number) from error
         return self._returned(emitted, states, [()] * len(states))
 
     def timers(
@@ -109,7 +109,7 @@ class PerKeyCaller:
         keys: pa.Table,
         kept: Mapping[str, pa.Array],
         due: Mapping[str, Bools],
-        blame: CallSite,
+        site: CallSite,
     ) -> CallResult:
         method = self._process.on_timer_key  # type: ignore[attr-defined]
         fired = [(n, self._columns[n].name) for n in self._timers]
@@ -129,7 +129,7 @@ class PerKeyCaller:
         except OnceflowError:
             raise
         except Exception as error:
-            raise blame.failed(error, key=number) from error
+            raise site.failure(error, key=number) from error
         return self._returned(emitted, states, cleared)
 
     def _each(self, keys: pa.Table, kept: Mapping[str, pa.Array]) -> Iterable[tuple[Any, Any]]:

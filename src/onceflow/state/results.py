@@ -1,7 +1,8 @@
-"""What a process returned, as it was declared, or a refusal that names the column.
+"""What a call of a process returned, checked against its declarations, or how it failed.
 
-A value is never changed on the way: numbers may get wider or narrower of their own kind, if none
-of them is lost by it (a double that is declared float is rounded). Nothing else is cast.
+Values are not changed: numbers may become wider or narrower within their kind if none of them is
+lost (a double that is declared float is rounded). Nothing else is cast. A call that fails, or
+returns something else, is reported with its epoch, some of its keys and the line of the process.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from onceflow.state.vectors import combine
 
 
 class UnfitResult(Exception):
-    """What was returned does not fit. The step says by whom."""
+    """A result does not fit its declaration. `CallSite` adds which call returned it."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -31,25 +32,25 @@ class UnfitResult(Exception):
 
 
 def convert(column: Any, declared: pa.DataType, what: str) -> pa.Array:
-    """The column as the declared type."""
-    array = _array(column, declared, what)
+    """The column in the declared type; `UnfitResult` if a value would be lost."""
+    array = _to_array(column, what)
     if array.type == declared:
         return array
     if not is_same_kind(array.type, declared):
         raise UnfitResult(
             f"{what} is of {array.type}, declared is {declared}",
-            hint="cast it where it is made, or declare the type that it has",
+            hint="cast it in the process, or declare the type that it has",
         )
     try:
         return array.cast(declared)
     except pa.ArrowInvalid as error:
         raise UnfitResult(
             f"{what} does not fit {declared}: {error}",
-            hint="declare a wider type, or mend the value",
+            hint="declare a wider type, or fix the value",
         ) from error
 
 
-def _array(column: Any, declared: pa.DataType, what: str) -> pa.Array:
+def _to_array(column: Any, what: str) -> pa.Array:
     if isinstance(column, pa.Array | pa.ChunkedArray):
         return combine(column)
     try:
@@ -61,22 +62,22 @@ def _array(column: Any, declared: pa.DataType, what: str) -> pa.Array:
 
 
 def split_result(returned: Any) -> tuple[Any, Any]:
-    """(out, new_state), of which each may be None; None is both."""
+    """`(out, new_state)`. Each may be None, and None stands for both."""
     if returned is None:
         return None, None
     if isinstance(returned, tuple) and len(returned) == 2:
         return returned
     raise UnfitResult(
-        f"it returned {_kind(returned)}", hint="return out, new_state; each may be None"
+        f"it returned {_describe(returned)}", hint="return out, new_state; each may be None"
     )
 
 
-def _kind(value: Any) -> str:
+def _describe(value: Any) -> str:
     count = f" of {len(value)}" if isinstance(value, tuple | list) else ""
     return f"a {type(value).__name__}{count}"
 
 
-def _by_name(table: Any, what: str) -> Mapping[str, Any]:
+def _columns_by_name(table: Any, what: str) -> Mapping[str, Any]:
     """The columns of a table, record batch or dict."""
     if isinstance(table, pa.Table | pa.RecordBatch):
         twice = sorted({n for n in table.column_names if table.column_names.count(n) > 1})
@@ -86,7 +87,7 @@ def _by_name(table: Any, what: str) -> Mapping[str, Any]:
     if isinstance(table, Mapping):
         return table
     raise UnfitResult(
-        f"{what} is {_kind(table)}", hint="return a pyarrow Table, or a dict of name to array"
+        f"{what} is {_describe(table)}", hint="return a pyarrow Table, or a dict of name to array"
     )
 
 
@@ -94,12 +95,13 @@ def check_out(returned: Any, schema: pa.Schema) -> pa.Table | None:
     """The rows that a process emits, in the order of its output."""
     if returned is None:
         return None
-    columns = _by_name(returned, "out")
+    columns = _columns_by_name(returned, "out")
     missing = [name for name in schema.names if name not in columns]
     extra = [str(name) for name in columns if name not in schema.names]
     if missing or extra:
         raise UnfitResult(
-            describe_difference("out", missing, extra), hint="let output and out agree, by name"
+            describe_difference("out", missing, extra),
+            hint="let output and out have the same names",
         )
     arrays = [convert(columns[f.name], f.type, f"column {f.name} of out") for f in schema]
     lengths = {name: len(array) for name, array in zip(schema.names, arrays, strict=True)}
@@ -116,13 +118,13 @@ def describe_difference(what: str, missing: Iterable[str], extra: Iterable[str])
 
 
 def check_state(returned: Any, keys: pa.Table, declared: pa.Schema) -> dict[str, pa.Array]:
-    """The columns of new_state that say something, each with a value for each key.
+    """The state columns of new_state, each with a value for each key.
 
-    `keys` has the key columns only: if they are returned, they must be what was given.
+    `keys` has the key columns: if the process returns them, they must be unchanged.
     """
     if returned is None:
         return {}
-    columns = _by_name(returned, "new_state")
+    columns = _columns_by_name(returned, "new_state")
     unknown = [n for n in columns if n not in declared.names and n not in keys.column_names]
     if unknown:
         raise UnfitResult(
@@ -149,8 +151,10 @@ def check_state(returned: Any, keys: pa.Table, declared: pa.Schema) -> dict[str,
     return found
 
 
-_SHOWN = 3
-_NOT_THEIRS = (
+# ---------------------------------------------------------------- failures
+
+_SHOWN = 3  # keys that a message names
+_NOT_USER_CODE = (
     str(Path(__file__).parent), sysconfig.get_paths()["stdlib"], str(Path(pa.__file__).parent),
     str(Path(np.__file__).parent), "pyarrow/",
 )  # fmt: skip
@@ -158,7 +162,7 @@ _NOT_THEIRS = (
 
 @dataclass(frozen=True)
 class CallSite:
-    """Who is to be named if a call fails."""
+    """What a message names if a call fails."""
 
     owner: str  # the class
     method: str
@@ -167,47 +171,47 @@ class CallSite:
     where: str = ""
 
     @contextlib.contextmanager
-    def said(self) -> Iterator[None]:
-        """`ProcessFailed` for whatever goes wrong inside. Errors of ours pass as they are."""
+    def report_failures(self) -> Iterator[None]:
+        """Raise `ProcessFailed` for any error inside; errors of onceflow pass unchanged."""
         try:
             yield
         except OnceflowError:
             raise
         except Exception as error:
-            raise self.failed(error) from error
+            raise self.failure(error) from error
 
-    def failed(self, error: Exception, *, key: int | None = None) -> ProcessFailed:
-        """`key`: the number of the one key that it was about, if that is known."""
+    def failure(self, error: Exception, *, key: int | None = None) -> ProcessFailed:
+        """`key`: the number of the key that failed, if it is known."""
         begin = f"{self.where}: " if self.where else ""
-        about = f"in epoch {self.epoch}, {_shown(self.keys, key)}"
+        about = f"in epoch {self.epoch}, {_list_keys(self.keys, key)}"
         called = f"{begin}{self.owner}.{self.method}"
         if isinstance(error, UnfitResult):
             said = f"{called} returned what does not fit, {about}: {error}"
             return ProcessFailed(said, hint=error.hint)
         return ProcessFailed(
-            f"{called} failed {about}: {type(error).__name__}: {error}{_line(error)}",
-            hint="mend the process and start the job again; nothing of the epoch was decided. "
+            f"{called} failed {about}: {type(error).__name__}: {error}{_find_line(error)}",
+            hint="fix the process and start the job again; nothing of the epoch was decided. "
             "onceflow.testing.KeyedHarness calls it with rows of your own",
         )
 
 
-def _shown(keys: pa.Table, key: int | None) -> str:
+def _list_keys(keys: pa.Table, key: int | None) -> str:
     if key is not None:
-        return f"key {_name(keys.slice(key, 1))}"
-    names = [_name(keys.slice(at, 1)) for at in range(min(_SHOWN, len(keys)))]
+        return f"key {_format_key(keys.slice(key, 1))}"
+    names = [_format_key(keys.slice(at, 1)) for at in range(min(_SHOWN, len(keys)))]
     more = f" and {len(keys) - len(names)} more" if len(keys) > len(names) else ""
     return f"key{'s' if len(keys) != 1 else ''} {', '.join(names)}{more}"
 
 
-def _name(key: pa.Table) -> str:
+def _format_key(key: pa.Table) -> str:
     values: list[Any] = [column[0].as_py() for column in key.columns]
     return repr(values[0]) if len(values) == 1 else repr(tuple(values))
 
 
-def _line(error: Exception) -> str:
-    """The last line of theirs that was run."""
+def _find_line(error: Exception) -> str:
+    """The last line of user code in the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [f for f in frames if not f.filename.startswith(_NOT_THEIRS)]
-    if not theirs:
+    lines = [f for f in frames if not f.filename.startswith(_NOT_USER_CODE)]
+    if not lines:
         return ""
-    return f" ({theirs[-1].filename}, line {theirs[-1].lineno}: {theirs[-1].line})"
+    return f" ({lines[-1].filename}, line {lines[-1].lineno}: {lines[-1].line})"

@@ -21,7 +21,7 @@ from onceflow.state.evolve import is_same_kind
 from onceflow.state.vectors import TIMESTAMP
 
 EVENT, PROCESSING = "event", "processing"
-HOWS = ("sum", "min", "max", "count", "first", "last")
+REDUCTIONS = ("sum", "min", "max", "count", "first", "last")
 Fold = Callable[[pa.Array, pa.Array], pa.Array]
 Type: TypeAlias = "str | pa.DataType"  # Spark's, as a person writes it
 Span = str | timedelta
@@ -233,17 +233,18 @@ def _refuse_time(time: str | None, ttl: Span | None, element: pa.DataType) -> No
         )
 
 
-def _is_number(kind: pa.DataType) -> bool:
+def is_number(kind: pa.DataType) -> bool:
     return bool(t.is_signed_integer(kind) or t.is_floating(kind) or t.is_decimal(kind))
 
 
 def _refuse_reduction(state: ReducingState, kind: pa.DataType, rows: pa.Schema) -> None:
     how = state.how
-    if not callable(how) and how not in HOWS:
+    if not callable(how) and how not in REDUCTIONS:
         raise JobError(
-            f"{how!r} is not a way to reduce", hint=f"say one of {', '.join(HOWS)}, or a function"
+            f"{how!r} is not a way to reduce",
+            hint=f"say one of {', '.join(REDUCTIONS)}, or a function",
         )
-    if how == "sum" and not _is_number(kind):
+    if how == "sum" and not is_number(kind):
         raise JobError(f"a sum cannot be of {kind}", hint="use a number, like long or double")
     if how == "count" and not t.is_int64(kind):
         raise JobError(f"a count cannot be of {kind}", hint="use long")
@@ -265,5 +266,5 @@ def _refuse_reduction(state: ReducingState, kind: pa.DataType, rows: pa.Schema) 
 def _folds_into(given: pa.DataType, kind: pa.DataType, how: Any) -> bool:
     if is_same_kind(given, kind):
         return True
-    wider = _is_number(given) and not t.is_integer(kind) and _is_number(kind)
+    wider = is_number(given) and not t.is_integer(kind) and is_number(kind)
     return wider and not (t.is_floating(given) and t.is_decimal(kind)) and not callable(how)

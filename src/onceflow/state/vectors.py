@@ -1,8 +1,11 @@
-"""Arrow columns as numpy and Python see them. Nothing here changes a value."""
+"""Arrow columns for whole slices of keys: nulls, times, lists and maps, structs, Python values.
+
+No function of this module changes a value. `of` is an array that says for each element the number
+of its row, or of its key.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,7 +24,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def combine(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """The column in one piece."""
+    """The column as one array."""
     if not isinstance(column, pa.ChunkedArray):
         return column
     if column.num_chunks == 1:
@@ -31,12 +34,16 @@ def combine(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(column.chunks)
 
 
+def to_longs(column: Any) -> Any:
+    """Numbers as they are, timestamps as microseconds since 1970. Null stays null."""
+    if t.is_timestamp(column.type) and column.type.unit != "us":
+        column = column.cast(pa.timestamp("us", column.type.tz))
+    return column.cast(pa.int64())
+
+
 def to_micros(column: pa.Array | pa.ChunkedArray, empty: int) -> Ints:
-    """Timestamps as microseconds, with `empty` for null."""
-    array = combine(column)
-    if t.is_timestamp(array.type) and array.type.unit != "us":
-        array = array.cast(pa.timestamp("us", array.type.tz))
-    array = array.cast(pa.int64())
+    """Timestamps as microseconds since 1970, `empty` for null."""
+    array = to_longs(combine(column))
     if array.null_count:
         array = array.fill_null(empty)
     return np.asarray(array.to_numpy(zero_copy_only=False))
@@ -57,13 +64,13 @@ def is_valid(array: pa.Array) -> Bools:
 
 
 def take_or_null(array: pa.Array, which: Ints) -> pa.Array:
-    """The values at `which`, null for each negative number."""
+    """The values at these indexes; null for each negative index."""
     gone = which < 0
     return array.take(pa.array(which, pa.int64(), mask=gone if gone.any() else None))
 
 
 def scatter(array: pa.Array, which: Ints, size: int) -> pa.Array:
-    """`size` values: the array's at the places `which`, null elsewhere."""
+    """`size` values: those of the array at the indexes `which`, null elsewhere."""
     if len(which) == size:
         return array
     places = np.full(size, -1, np.int64)
@@ -72,14 +79,14 @@ def scatter(array: pa.Array, which: Ints, size: int) -> pa.Array:
 
 
 def set_null(array: pa.Array, where: Bools) -> pa.Array:
-    """The same with null at `where`. For every type, nested ones too."""
+    """The array with null where the mask says so. Works for every type, also nested ones."""
     if not where.any():
         return array
     return take_or_null(array, np.where(where, -1, np.arange(len(array))))
 
 
 def expand_ranges(starts: Ints, ends: Ints) -> Ints:
-    """All numbers of [start, end) of each pair, one after the other."""
+    """The numbers of all ranges [start, end), one range after the other."""
     lengths = ends - starts
     if not len(lengths):
         return np.empty(0, np.int64)
@@ -88,7 +95,7 @@ def expand_ranges(starts: Ints, ends: Ints) -> Ints:
 
 
 def order_by_key_and_time(of: Ints, at: Ints) -> Ints:
-    """The order by key, then by time; equal ones stay as they are."""
+    """The indexes that sort by key, then by time. Equal elements keep their order."""
     if not len(of):
         return np.empty(0, np.int64)
     first, span = int(at.min()), int(at.max()) - int(at.min()) + 1
@@ -102,9 +109,9 @@ def is_collection(kind: pa.DataType) -> bool:
 
 
 def unpack(array: pa.Array) -> tuple[pa.Array, Ints]:
-    """The elements of a list or map column, and for each the row that it is of.
+    """The elements of a list or map column, and for each element its row.
 
-    A map's elements are structs of key and value. Null has no elements.
+    The elements of a map are structs of key and value. Null has no elements.
     """
     if t.is_map(array.type):
         fields = [array.type.key_field, array.type.item_field]
@@ -114,20 +121,17 @@ def unpack(array: pa.Array) -> tuple[pa.Array, Ints]:
     offsets = np.asarray(array.offsets)
     starts, ends = offsets[:-1].astype(np.int64), offsets[1:].astype(np.int64)
     if array.null_count:
-        ends = np.where(is_valid(array), ends, starts)  # what is under a null is anything
-    return _taken(elements, starts, ends), np.repeat(np.arange(len(array)), ends - starts)
-
-
-def _taken(elements: pa.Array, starts: Ints, ends: Ints) -> pa.Array:
+        ends = np.where(is_valid(array), ends, starts)  # under a null may be anything
+    of = np.repeat(np.arange(len(array)), ends - starts)
     if len(starts) and np.array_equal(starts[1:], ends[:-1]):
-        return elements.slice(starts[0], ends[-1] - starts[0])
-    return elements.take(pa.array(expand_ranges(starts, ends)))
+        return elements.slice(starts[0], ends[-1] - starts[0]), of
+    return elements.take(pa.array(expand_ranges(starts, ends))), of
 
 
 def pack(elements: pa.Array, of: Ints, size: int, kind: pa.DataType) -> pa.Array:
-    """The list or map column of `size` rows with these elements; `of` must not decrease.
+    """The list or map column of `size` rows that `unpack` takes apart; `of` must not decrease.
 
-    Null where a row has no element.
+    A row without elements is null.
     """
     lengths = np.bincount(of, minlength=size) if len(of) else np.zeros(size, np.int64)
     offsets = np.zeros(size + 1, np.int32)
@@ -141,7 +145,7 @@ def pack(elements: pa.Array, of: Ints, size: int, kind: pa.DataType) -> pa.Array
 
 
 def empty_to_null(array: pa.Array) -> pa.Array:
-    """A list or map without elements says as little as null does, so it is kept as null."""
+    """Lists and maps without elements as null, which is how state keeps them."""
     if not is_collection(array.type) or not len(array):
         return array
     return set_null(array, (np.diff(np.asarray(array.offsets)) == 0) & is_valid(array))
@@ -152,7 +156,7 @@ def to_datetime(microseconds: int) -> datetime:
 
 
 def datetime_to_micros(at: datetime) -> int:
-    """Of a time; one without a zone is UTC."""
+    """Microseconds since 1970. A datetime without a zone is UTC."""
     zoned = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
     return (zoned - _EPOCH) // timedelta(microseconds=1)
 
@@ -161,52 +165,47 @@ def to_python(array: pa.Array) -> list[Any]:
     """As `to_pylist`, with maps as dicts, and several times faster for times and structs."""
     kind = array.type
     if t.is_timestamp(kind) and kind.unit == "us":
-        return _datetimes(array)
-    if t.is_struct(kind):
+        found = _to_datetimes(array)
+    elif t.is_struct(kind):
         names = [field.name for field in kind]
         columns = [to_python(part) for part in array.flatten()]
-        found: list[Any] = [
-            dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)
-        ]
-        return found if not array.null_count else _holed(found, array)
-    if is_collection(kind):
-        elements, of = unpack(array)
-        flat: Sequence[Any]
-        if t.is_map(kind):
-            keys, items = to_python(elements.field(0)), to_python(elements.field(1))
-            flat = list(zip(keys, items, strict=True))
-        else:
-            flat = to_python(elements)
-        ends = np.cumsum(np.bincount(of, minlength=len(array))).tolist() if len(array) else []
-        cut = zip([0, *ends], ends, strict=False)
-        found = [dict(flat[a:b]) if t.is_map(kind) else list(flat[a:b]) for a, b in cut]
-        return found if not array.null_count else _holed(found, array)
-    values: list[Any] = array.to_pylist()
-    return values
+        found = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    elif is_collection(kind):
+        found = _to_collections(array)
+    else:
+        return list(array.to_pylist())
+    if not array.null_count:
+        return found
+    present = is_valid(array).tolist()
+    return [v if there else None for v, there in zip(found, present, strict=True)]
 
 
-def _datetimes(array: pa.Array) -> list[Any]:
+def _to_datetimes(array: pa.Array) -> list[Any]:
     numbers = to_micros(array, 0)
     if array.type.tz is None:
-        found = numbers.astype("M8[us]").tolist()
+        found: list[Any] = numbers.astype("M8[us]").tolist()
+        return found
+    return [_EPOCH + since for since in numbers.astype("m8[us]").tolist()]
+
+
+def _to_collections(array: pa.Array) -> list[Any]:
+    make: type[Any] = list
+    elements, of = unpack(array)
+    if t.is_map(array.type):
+        make = dict
+        keys, items = to_python(elements.field(0)), to_python(elements.field(1))
+        flat = list(zip(keys, items, strict=True))
     else:
-        found = [_EPOCH + since for since in numbers.astype("m8[us]").tolist()]
-    return found if not array.null_count else _holed(found, array)
+        flat = to_python(elements)
+    ends = np.cumsum(np.bincount(of, minlength=len(array))).tolist() if len(array) else []
+    return [make(flat[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
 
 
-def _holed(values: list[Any], array: pa.Array) -> list[Any]:
-    return [v if there else None for v, there in zip(values, is_valid(array).tolist(), strict=True)]
-
-
-def to_longs(column: Any) -> Any:
-    """A timer column as numbers: microseconds, if it is of timestamps."""
-    if t.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("us", column.type.tz))
-    return column.cast(pa.int64())
+# ---------------------------------------------------------------- rows kept in a state
 
 
 def row_type(rows: pa.Schema, keys: pa.Schema) -> pa.StructType:
-    """All columns of a row but those of its key; any of them may be null."""
+    """The struct that keeps a row in the state of its key: all columns except those of the key."""
     return pa.struct([(f.name, f.type) for f in rows if f.name not in keys.names])
 
 
@@ -217,7 +216,7 @@ def rows_to_structs(rows: pa.Table, kind: pa.StructType) -> pa.Array:
 
 
 def structs_to_columns(keys: pa.Table, of: Ints, structs: pa.Array) -> dict[str, pa.Array]:
-    """The rows again, by column; `of` says which key each is of."""
+    """Kept rows with the columns of their keys again."""
     some = pa.array(of)
     columns = {name: combine(keys[name].take(some)) for name in keys.column_names}
     fields = structs.flatten()
@@ -225,9 +224,9 @@ def structs_to_columns(keys: pa.Table, of: Ints, structs: pa.Array) -> dict[str,
 
 
 def append_elements(known: pa.Array, new: pa.Array, of: Ints) -> tuple[pa.Array, Ints, Ints]:
-    """Elements of a list column and new ones, those of a key together and the known ones first.
+    """The elements of a list column and new ones, by key, those of the column first.
 
-    With the key of each, and where each stood: below the number of known ones, or above.
+    Also the key of each element, and its index before: those of the column come before the new.
     """
     elements, known_of = unpack(known)
     both = np.concatenate((known_of, of)).astype(np.int64)
@@ -237,5 +236,4 @@ def append_elements(known: pa.Array, new: pa.Array, of: Ints) -> tuple[pa.Array,
 
 
 def get_field(structs: pa.Array, name: str) -> pa.Array:
-    """A field of all structs."""
     return structs.flatten()[structs.type.get_field_index(name)]
