@@ -248,7 +248,7 @@ def test_a_row_behind_the_watermark_sees_what_merging_runs_would_have_left() -> 
     step = bind_process(Seen())
     done = run(step, [row("a", 0, 7)], at(0))
     stored = {"a": done.state.to_pylist()[0]}
-    assert step.expired(done.state, Time(0, datetime_to_micros(at(500)), 2)).all()
+    assert step.is_expired(done.state, Time(0, datetime_to_micros(at(500)), 2)).all()
     assert known(run(step, [row("a", 29, 0)], at(500), stored).out) == [None]
 
 
@@ -304,9 +304,9 @@ def test_what_is_wholly_expired_can_be_dropped() -> None:
         ],
         step.values,
     )
-    found = step.expired(values, Time(0, base + 30 * 60 * 10**6, 0))
+    found = step.is_expired(values, Time(0, base + 30 * 60 * 10**6, 0))
     assert found.tolist() == [True, False, False, False, True]
-    assert not step.expired(values, Time(0, None, 0))[:4].any()
+    assert not step.is_expired(values, Time(0, None, 0))[:4].any()
 
 
 def test_a_key_with_a_timer_is_not_expired() -> None:
@@ -319,7 +319,7 @@ def test_a_key_with_a_timer_is_not_expired() -> None:
     step = bind_process(Timed())
     values = pa.Table.from_pylist([{"ring": at(999)}], step.values)
     assert step.timers == {"ring": "event"}
-    assert not step.expired(values, Time(0, 10**17, 0)).any()
+    assert not step.is_expired(values, Time(0, 10**17, 0)).any()
 
 
 def test_the_harness_refuses_what_a_step_has_not() -> None:

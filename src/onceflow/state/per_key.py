@@ -1,7 +1,7 @@
 """One key at a time: the same state and the same guarantees, in plain Python.
 
-Columns become Python values for the whole slice at once and go back in the same way, so that a key
-costs a few microseconds. A key whose state is left as it was is not written.
+The columns of a slice are converted to Python values and back as a whole, so that a key costs a few
+microseconds. A key whose state did not change is not written.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, repeat
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,15 @@ import pyarrow as pa
 from onceflow.errors import OnceflowError
 from onceflow.state.process import KeyedProcess
 from onceflow.state.results import CallSite, UnfitResult, describe_difference
-from onceflow.state.states import Column, MapState, ReducingState
+from onceflow.state.states import Column, ReducingState
 from onceflow.state.vectors import Bools, Ints, combine, is_collection, to_python
+
+_ARROW_ERRORS = (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError)
 
 
 @dataclass(frozen=True)
 class CallResult:
-    """What a call came to. `touched`: per column the keys that it was set for; None: for all."""
+    """What a call returned. `touched`: for each column the keys that it was set for; None: all."""
 
     out: pa.Table | None
     columns: Mapping[str, pa.Array]
@@ -32,18 +35,18 @@ class CallResult:
 
 
 class KeyState:
-    """What is kept for one key, as attributes; each step makes a class of its own from this."""
+    """The state of one key, as attributes; each step derives a class of its own."""
 
     __slots__ = ("_now", "_opened", "_set", "due")
 
     def __init__(self, now: list[Any], due: frozenset[str]) -> None:
         self._now = now
         self._set = 0  # a bit for each column that was assigned
-        self._opened: dict[int, Any] | None = None  # what could have been changed in place: before
+        self._opened: dict[int, Any] | None = None  # mutable values, before
         self.due = due
 
     def fold(self, name: str, value: Any) -> None:
-        """Fold a value into a ReducingState. Null is passed over."""
+        """Fold a value into a ReducingState. Null is skipped."""
         how = self._hows[name]  # type: ignore[attr-defined]
         known = getattr(self, name)
         if how == "count":
@@ -76,76 +79,71 @@ class PerKeyCaller:
         self._key: Any = None
         if len(keys) > 1:
             self._key = namedtuple("Key", keys.names, rename=True)  # type: ignore[misc]
-        self._timers = [n for n, column in enumerate(columns) if column.is_timer]
+        self._numbers = {column.name: n for n, column in enumerate(columns)}
 
-    def rows(
-        self, keys: pa.Table, kept: Mapping[str, pa.Array], rows: pa.Table, starts: Ints,
+    def process_rows(
+        self, keys: pa.Table, known: Mapping[str, pa.Array], rows: pa.Table, starts: Ints,
         site: CallSite,
     ) -> CallResult:  # fmt: skip
         method = self._process.process_key  # type: ignore[attr-defined]
         names = rows.column_names
         columns = [to_python(combine(column)) for column in rows.columns]
         plain = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-        cuts = [*starts.tolist(), len(plain)]
-        nothing: frozenset[str] = frozenset()
-        states: list[KeyState] = []
-        emitted: list[Any] = []
-        number, new = -1, self._state
-        try:
-            for number, (key, values) in enumerate(self._each(keys, kept)):
-                state = new(values, nothing)
-                states.append(state)
-                out = method(key, plain[cuts[number] : cuts[number + 1]], state)
-                if out is not None:
-                    _gather(emitted, out)
-        except OnceflowError:
-            raise
-        except Exception as error:
-            raise site.failure(error, key=number) from error
-        return self._returned(emitted, states, [()] * len(states))
+        cuts = pairwise([*starts.tolist(), len(plain)])
+        given = (plain[start:end] for start, end in cuts)
+        return self._call_each(method, self._each(keys, known), given, repeat(frozenset()), site)
 
-    def timers(
+    def fire_timers(
+        self, keys: pa.Table, known: Mapping[str, pa.Array], due: Mapping[str, Bools],
+        site: CallSite,
+    ) -> CallResult:  # fmt: skip
+        method = self._process.on_timer_key  # type: ignore[attr-defined]
+        masks = {name: mask.tolist() for name, mask in due.items()}
+        fired = [frozenset(n for n in masks if masks[n][key]) for key in range(len(keys))]
+        return self._call_each(
+            lambda key, _, state: method(key, state),
+            self._each(keys, known), repeat(None), fired, site,
+        )  # fmt: skip
+
+    def _call_each(
         self,
-        keys: pa.Table,
-        kept: Mapping[str, pa.Array],
-        due: Mapping[str, Bools],
+        method: Callable[[Any, Any, KeyState], Any],
+        each: Iterable[tuple[Any, list[Any]]],
+        given: Iterable[Any],
+        fired: Iterable[frozenset[str]],
         site: CallSite,
     ) -> CallResult:
-        method = self._process.on_timer_key  # type: ignore[attr-defined]
-        fired = [(n, self._columns[n].name) for n in self._timers]
         states: list[KeyState] = []
         emitted: list[Any] = []
-        cleared: list[tuple[int, ...]] = []
-        number = -1
+        new = self._state
         try:
-            for number, (key, values) in enumerate(self._each(keys, kept)):
-                now = [(n, name) for n, name in fired if name in due and due[name][number]]
-                state = self._state(values, frozenset(name for _, name in now))
+            for (key, values), rows, timers in zip(each, given, fired, strict=False):
+                state = new(values, timers)
                 states.append(state)
-                cleared.append(tuple(n for n, _ in now))
-                out = method(key, state)
+                out = method(key, rows, state)
                 if out is not None:
                     _gather(emitted, out)
         except OnceflowError:
             raise
         except Exception as error:
-            raise site.failure(error, key=number) from error
-        return self._returned(emitted, states, cleared)
+            raise site.failure(error, key=len(states) - 1) from error
+        return self._collect(emitted, states)
 
-    def _each(self, keys: pa.Table, kept: Mapping[str, pa.Array]) -> Iterable[tuple[Any, Any]]:
+    def _each(
+        self, keys: pa.Table, known: Mapping[str, pa.Array]
+    ) -> Iterable[tuple[Any, list[Any]]]:
+        """Each key with the values of its columns."""
         parts = [to_python(combine(column)) for column in keys.columns]
         named = parts[0] if self._key is None else map(self._key._make, zip(*parts, strict=True))
-        columns = [to_python(kept[column.name]) for column in self._columns]
+        columns = [to_python(known[column.name]) for column in self._columns]
         values = map(list, zip(*columns, strict=True)) if columns else ([] for _ in keys.column(0))
         return zip(named, values, strict=True)
 
-    def _returned(
-        self, emitted: list[Any], states: list[KeyState], cleared: Sequence[tuple[int, ...]]
-    ) -> CallResult:
-        """`cleared`: timers that fired; they are null now unless they were set again."""
+    def _collect(self, emitted: list[Any], states: list[KeyState]) -> CallResult:
         touched: dict[int, list[int]] = {}
         for number, state in enumerate(states):
-            for n in cleared[number]:
+            for name in state.due:  # a timer that fired is null now unless it was set again
+                n = self._numbers[name]
                 if not state._set >> n & 1:
                     state._now[n] = None
                     touched.setdefault(n, []).append(number)
@@ -159,12 +157,11 @@ class PerKeyCaller:
                         touched.setdefault(n, []).append(number)
         columns, masks = {}, {}
         for n, numbers in touched.items():
-            column = self._columns[n]
-            columns[column.name] = _array([s._now[n] for s in states], column)
-            mask = np.zeros(len(states), np.bool_)
-            mask[numbers] = True
-            masks[column.name] = mask
-        return CallResult(_table(emitted, self._output), columns, masks)
+            name, kind = self._columns[n].name, self._columns[n].type
+            columns[name] = _to_arrow([s._now[n] for s in states], kind, f"state {name}")
+            masks[name] = np.zeros(len(states), np.bool_)
+            masks[name][numbers] = True
+        return CallResult(_to_table(emitted, self._output), columns, masks)
 
 
 def _gather(emitted: list[Any], out: Any) -> None:
@@ -174,7 +171,7 @@ def _gather(emitted: list[Any], out: Any) -> None:
         emitted.extend(out)
 
 
-def _table(emitted: list[Any], schema: pa.Schema) -> pa.Table | None:
+def _to_table(emitted: list[Any], schema: pa.Schema) -> pa.Table | None:
     if not emitted:
         return None
     names, width = schema.names, len(schema)
@@ -183,21 +180,22 @@ def _table(emitted: list[Any], schema: pa.Schema) -> pa.Table | None:
             columns = [[row[name] for row in emitted] for name in names]
         else:
             columns = [
-                list(part) for part in zip(*(_tuple(r, names) for r in emitted), strict=True)
+                list(part) for part in zip(*(_to_tuple(r, names) for r in emitted), strict=True)
             ]
     except KeyError:
         wrong = next(row for row in emitted if set(row) != set(names))
-        raise _unlike(wrong, names) from None
+        raise _wrong_names(wrong, names) from None
     arrays = [
-        _column(v, f.type, f"column {f.name} of out") for v, f in zip(columns, schema, strict=True)
+        _to_arrow(v, f.type, f"column {f.name} of out")
+        for v, f in zip(columns, schema, strict=True)
     ]
     return pa.table(arrays, schema=schema)
 
 
-def _tuple(row: Any, names: list[str]) -> tuple[Any, ...]:
+def _to_tuple(row: Any, names: list[str]) -> tuple[Any, ...]:
     if isinstance(row, dict):
         if set(row) != set(names):
-            raise _unlike(row, names)
+            raise _wrong_names(row, names)
         return tuple(row[name] for name in names)
     if not isinstance(row, tuple | list) or len(row) != len(names):
         raise UnfitResult(
@@ -206,52 +204,49 @@ def _tuple(row: Any, names: list[str]) -> tuple[Any, ...]:
     return tuple(row)
 
 
-def _unlike(row: Mapping[str, Any], names: list[str]) -> UnfitResult:
+def _wrong_names(row: Mapping[str, Any], names: list[str]) -> UnfitResult:
     missing = [name for name in names if name not in row]
     extra = [str(name) for name in row if name not in names]
     return UnfitResult(
-        describe_difference("a row of out", missing, extra), hint="let output and rows agree"
+        describe_difference("a row of out", missing, extra),
+        hint="let output and rows have the same names",
     )
 
 
-def _array(values: list[Any], column: Column) -> pa.Array:
-    if isinstance(column.declared, MapState):
-        values = [list(v.items()) if isinstance(v, dict) else v for v in values]
-    return _column(values, column.type, f"state {column.name}")
-
-
-def _column(values: list[Any], kind: pa.DataType, what: str) -> pa.Array:
+def _to_arrow(values: list[Any], kind: pa.DataType, what: str) -> pa.Array:
     try:
-        return pa.array(_as_pairs(values, kind), kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as error:
-        wrong = next((v for v in values if not _fits(v, kind)), None)
-        raise UnfitResult(f"{what} is {wrong!r}, declared is {kind}: {error}",
-                    hint="mend the value, or declare the type that it has") from error  # fmt: skip
+        return pa.array(_maps_to_pairs(values, kind), kind)
+    except _ARROW_ERRORS as error:
+        wrong = next((value for value in values if not _is_convertible(value, kind)), None)
+        raise UnfitResult(
+            f"{what} is {wrong!r}, declared is {kind}: {error}",
+            hint="fix the value, or declare the type that it has",
+        ) from error
 
 
-def _as_pairs(values: list[Any], kind: pa.DataType) -> list[Any]:
+def _is_convertible(value: Any, kind: pa.DataType) -> bool:
+    try:
+        pa.array(_maps_to_pairs([value], kind), kind)
+    except _ARROW_ERRORS:
+        return False
+    return True
+
+
+def _maps_to_pairs(values: list[Any], kind: pa.DataType) -> list[Any]:
     """Arrow takes maps as lists of pairs."""
     if not pa.types.is_map(kind):
         return values
     return [list(v.items()) if isinstance(v, dict) else v for v in values]
 
 
-def _fits(value: Any, kind: pa.DataType) -> bool:
-    try:
-        pa.array(_as_pairs([value], kind), kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError):
-        return False
-    return True
-
-
-# ---------------------------------------------------------------- a class for the state
+# ---------------------------------------------------------------- the class of a state
 
 
 def _state_class(owner: str, columns: Sequence[Column]) -> type[KeyState]:
     members: dict[str, Any] = {"__slots__": ()}
     for n, column in enumerate(columns):
         mutable = is_collection(column.type) or pa.types.is_struct(column.type)
-        members[column.name] = _in_place(n, column.type) if mutable else _plain(n)
+        members[column.name] = _mutable_property(n, column.type) if mutable else _property(n)
     members["_hows"] = {
         column.name: column.declared.how
         for column in columns
@@ -260,7 +255,7 @@ def _state_class(owner: str, columns: Sequence[Column]) -> type[KeyState]:
     return type(f"{owner}State", (KeyState,), members)
 
 
-def _plain(n: int) -> property:
+def _property(n: int) -> property:
     bit = 1 << n
 
     def get(self: KeyState) -> Any:
@@ -273,8 +268,8 @@ def _plain(n: int) -> property:
     return property(get, assign)
 
 
-def _in_place(n: int, kind: pa.DataType) -> property:
-    """A list, dict or struct: whoever gets it may change it, so a copy shows what it was."""
+def _mutable_property(n: int, kind: pa.DataType) -> property:
+    """A list, dict or struct may be changed in place, so a copy is kept to compare with."""
     bit = 1 << n
     empty = (dict if pa.types.is_map(kind) else list) if is_collection(kind) else None
 
@@ -286,7 +281,7 @@ def _in_place(n: int, kind: pa.DataType) -> property:
         if n not in self._opened:
             if self._now[n] is None and empty is not None:
                 self._now[n] = empty()
-            self._opened[n] = _copied(self._now[n])
+            self._opened[n] = _copy(self._now[n])
         return self._now[n]
 
     def assign(self: KeyState, value: Any) -> None:
@@ -296,9 +291,9 @@ def _in_place(n: int, kind: pa.DataType) -> property:
     return property(get, assign)
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _copied(inner) for key, inner in value.items()}
+        return {key: _copy(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_copied(inner) for inner in value]
+        return [_copy(inner) for inner in value]
     return value

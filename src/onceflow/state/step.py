@@ -1,10 +1,15 @@
 """One keyed step over a slice of keys: state and rows in, rows and state out. No files, no Spark.
 
-1. What has expired is taken out of the state.
-2. Rows and timers that are due go to the process, in the order that `segments` says.
-3. What it returned is checked, and written over the state that it was given.
+1. Remove what has expired from the state.
+2. Give rows, and timers that are due, to the process, in the order of `calls.py`.
+3. Check what it returned, and write it over the state.
 
-The same keys, state, rows and time give the same result, if the process does.
+The same keys, state, rows and time give the same result if the process is deterministic.
+
+On the clock of events the time of a key is the watermark of the epochs before, but not later than
+the first of its timers that is due. So a row at or after the watermark always sees a value that was
+written less than its ttl before it, and may see one a little longer. A row behind the watermark
+(one of the first of a partition that nobody waited for) sees what merges of runs have left.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from onceflow.state.binding import bind_process
-from onceflow.state.calls import DONE, Calls, Epoch, Pending, Timeline
+from onceflow.state.calls import DONE, Pending, ProcessCaller, SliceRun, Timeline
 from onceflow.state.process import Binding, KeyedProcess, Time
 from onceflow.state.states import EVENT, Column
 from onceflow.state.vectors import (
@@ -34,12 +39,10 @@ from onceflow.state.vectors import (
     unpack,
 )
 
-__all__ = ["Step", "StepResult", "Time"]
-
 
 @dataclass(frozen=True)
 class StepResult:
-    """`state` has a row for each key; `changed` says which to write, `live` which hold anything."""
+    """`state` has a row for each key. `changed`: which to write; `live`: which have any value."""
 
     out: pa.Table
     state: pa.Table
@@ -68,7 +71,7 @@ class Step:
         self.values: pa.Schema = pa.schema([*self.states, *hidden])
         self._timers = [column for column in found.columns if column.is_timer]
         self.timers: Mapping[str, str] = {timer.name: timer.clock for timer in self._timers}
-        self._calls = Calls(process, found, keys)
+        self._caller = ProcessCaller(process, found, keys)
 
     def run(
         self,
@@ -80,78 +83,78 @@ class Step:
         *,
         where: str = "",
     ) -> StepResult:
-        """All that happens to these keys in one epoch. `where` stands before what fails.
+        """One epoch of these keys. `where` begins the message of a failure.
 
-        `state` has a row for each key, null where nothing is stored. `index` says for each row the
+        `state` has a row for each key, null where nothing is stored. `index` has for each row the
         number of its key, and does not decrease.
         """
         at = None
         if self.event_time is not None:
-            rows, index, at = _by_time(rows, index, self.event_time)
+            rows, index, at = _sort_by_time(rows, index, self.event_time)
         numbers = np.arange(len(keys))
         starts = np.searchsorted(index, numbers, "left").astype(np.int64)
         ends = np.searchsorted(index, numbers, "right").astype(np.int64)
-        segments = Timeline(at, starts, ends, self._timers)
+        timeline = Timeline(at, starts, ends, self._timers)
 
         # 1. expire
         stored = {name: combine(state[name]) for name in self.values.names}
-        columns = self._expiry.read(stored, _clock(segments, stored, time), time.now)
+        columns = self._expiry.read(stored, _event_clock(timeline, stored, time), time.now)
         changed = np.zeros(len(keys), np.bool_)
         for name in self.values.names:
-            changed |= find_shrunk(stored[name], columns[name])
+            changed |= _find_shrunk(stored[name], columns[name])
 
-        # 2. and 3. rows and timers
-        work = Pending(numbers, columns, starts, changed, np.zeros(len(keys), np.int64))
-        run = Epoch(self._calls, keys, rows, segments, time=time, where=where)
+        # 2. and 3. call, and apply
+        pending = Pending(numbers, columns, starts, changed, np.zeros(len(keys), np.int64))
+        run = SliceRun(self._caller, keys, rows, timeline, time=time, where=where)
         done: list[Pending] = []
-        while len(work.ids):
-            turns = segments.turns(work, time)
-            done.append(work.take(turns.keys[DONE]))
+        while len(pending.ids):
+            turns = timeline.turns(pending, time)
+            done.append(pending.take(turns.keys[DONE]))
             parts = [
-                run.turn(kind, work.take(which), which, turns)
+                run.take_turn(kind, pending.take(which), which, turns)
                 for kind, which in turns.keys.items()
                 if kind != DONE and len(which)
             ]
             if not parts:
                 break
-            work = Pending.joined(parts)
-        end = Pending.joined(done or [work]).in_order()
+            pending = Pending.join(parts)
+        end = Pending.join(done or [pending]).sort()
         table = pa.table([end.columns[name] for name in self.values.names], schema=self.values)
-        return StepResult(run.emitted(), table, end.changed, self._live(end.columns, len(keys)))
+        live = self._find_live(end.columns, len(keys))
+        return StepResult(run.collect_output(), table, end.changed, live)
 
-    def expired(self, values: pa.Table, time: Time) -> Bools:
-        """Rows of which nothing is left: nobody will see any of it again."""
-        return ~self._live(self._seen(values, time), len(values))
+    def is_expired(self, values: pa.Table, time: Time) -> Bools:
+        """Which rows have no value left that any later epoch will read."""
+        return ~self._find_live(self._read(values, time), len(values))
 
-    def visible(self, values: pa.Table, time: Time) -> pa.Table:
-        """States and timers as they are read at that time: without what has expired."""
-        seen = self._seen(values, time)
-        return pa.table([seen[name] for name in self.states.names], schema=self.states)
+    def read(self, values: pa.Table, time: Time) -> pa.Table:
+        """States and timers at that time, without what has expired."""
+        found = self._read(values, time)
+        return pa.table([found[name] for name in self.states.names], schema=self.states)
 
-    def _seen(self, values: pa.Table, time: Time) -> dict[str, pa.Array]:
+    def _read(self, values: pa.Table, time: Time) -> dict[str, pa.Array]:
         known = LONG_AGO if time.watermark is None else time.watermark
         stored = {name: combine(values[name]) for name in self.values.names}
         return self._expiry.read(stored, np.full(len(values), known, np.int64), time.now)
 
-    def _live(self, columns: Mapping[str, pa.Array], size: int) -> Bools:
+    def _find_live(self, columns: Mapping[str, pa.Array], size: int) -> Bools:
         live = np.zeros(size, np.bool_)
         for name in self.states.names:
             live |= is_valid(empty_to_null(columns[name]))
         return live
 
 
-def _clock(segments: Timeline, stored: Mapping[str, pa.Array], time: Time) -> Ints:
-    """The time of events of each key, by which its values expire: the watermark of the epochs
-    before, by which merging runs lets them go as well, or the first timer that it has passed."""
+def _event_clock(timeline: Timeline, stored: Mapping[str, pa.Array], time: Time) -> Ints:
+    """The event time of each key, by which its values expire (see the top of this module)."""
     known = LONG_AGO if time.watermark is None else time.watermark
-    clock = np.full(len(segments.starts), known, np.int64)
-    if not segments.timers or time.watermark is None:
+    clock = np.full(len(timeline.starts), known, np.int64)
+    if not timeline.timers or time.watermark is None:
         return clock
-    return np.minimum(clock, segments.first_due(stored, EVENT, time.watermark))
+    return np.minimum(clock, timeline.first_due(stored, EVENT, time.watermark))
 
 
-def _by_time(rows: pa.Table, index: Ints, column: str) -> tuple[pa.Table, Ints, Ints]:
-    """The rows of each key by their time, those without one first; else as they came."""
+def _sort_by_time(rows: pa.Table, index: Ints, column: str) -> tuple[pa.Table, Ints, Ints]:
+    """Sort the rows of each key by time. Those without a time come first."""
     at = to_micros(rows[column], LONG_AGO)
     if ((at[1:] >= at[:-1]) | (index[1:] != index[:-1])).all():
         return rows, index, at
@@ -159,20 +162,23 @@ def _by_time(rows: pa.Table, index: Ints, column: str) -> tuple[pa.Table, Ints, 
     return rows.take(pa.array(order)), index[order], at[order]
 
 
+# ---------------------------------------------------------------- expiry
+
+
 class Expiry:
-    """Of all columns of a process."""
+    """Which values are gone because they were not written for their ttl, or are that old."""
 
     def __init__(self, columns: Iterable[Column]) -> None:
         self._columns = [column for column in columns if column.ttl is not None]
         self.hidden = [column.written for column in self._columns if column.written is not None]
 
     def read(self, stored: Mapping[str, pa.Array], event: Ints, now: int) -> dict[str, pa.Array]:
-        """The columns without what has expired. `event`: for each key its time of events."""
+        """The columns without what has expired. `event`: the event time of each key."""
         found = dict(stored)
         for column in self._columns:
             clock = event if column.clock == EVENT else np.full(len(event), now, np.int64)
             if column.time is not None:
-                found[column.name] = _without_old(stored[column.name], column, clock)
+                found[column.name] = _drop_old_elements(stored[column.name], column, clock)
             elif column.written is not None:
                 gone = _is_old(stored[column.written], column, clock)
                 found[column.name] = set_null(stored[column.name], gone)
@@ -181,34 +187,34 @@ class Expiry:
 
 
 def _is_old(written: pa.Array, column: Column, clock: Ints) -> Bools:
-    """A value whose time of writing is not known (ttl= is new) stays until it is written again."""
+    """A value without a time of writing (its ttl= is new) stays until it is written again."""
     at = to_micros(written, NEVER)
-    return np.asarray((at != NEVER) & (at <= _before(clock, column)), np.bool_)
+    return np.asarray((at != NEVER) & (at <= _limit(clock, column)), np.bool_)
 
 
-def _before(clock: Ints, column: Column) -> Ints:
-    """What was written at or before this is gone."""
+def _limit(clock: Ints, column: Column) -> Ints:
+    """Values that were written at or before this time are gone."""
     assert column.ttl is not None
     return np.where(clock > LONG_AGO + column.ttl, clock - column.ttl, LONG_AGO)
 
 
-def _without_old(array: pa.Array, column: Column, clock: Ints) -> pa.Array:
-    """An element without a time stays."""
+def _drop_old_elements(array: pa.Array, column: Column, clock: Ints) -> pa.Array:
+    """Elements without a time stay."""
     elements, of = unpack(array)
     if not len(elements):
         return array
     items = elements if pa.types.is_list(array.type) else elements.field(1)
     index = items.type.get_field_index(column.time)
     at = to_micros(items.flatten()[index], NEVER)
-    keep = at > _before(clock, column)[of]
+    keep = at > _limit(clock, column)[of]
     if keep.all():
         return array
     kept = np.flatnonzero(keep)
     return pack(elements.take(pa.array(kept)), of[kept], len(array), array.type)
 
 
-def find_shrunk(before: pa.Array, after: pa.Array) -> Bools:
-    """Where less is there than before; for lists and maps by how much there is."""
+def _find_shrunk(before: pa.Array, after: pa.Array) -> Bools:
+    """Where a value, or an element of a list or map, was removed."""
     if before is after:
         return np.zeros(len(before), np.bool_)
     if pa.types.is_list(before.type) or pa.types.is_map(before.type):

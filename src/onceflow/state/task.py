@@ -237,7 +237,7 @@ class _Task:
             return []
 
         def expired(values: pa.Table) -> np.ndarray:
-            return self._step.expired(values, self._work.time)
+            return self._step.is_expired(values, self._work.time)
 
         return [m.to_json() for m in compact(self._reader, plan, self._merged, expired)]
 

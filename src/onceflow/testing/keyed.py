@@ -100,8 +100,8 @@ class KeyedHarness:
     def state(self, key: Any = None) -> Any:
         """All that is kept, as a table; or a dict of what is kept for a key, None if nothing is."""
         time = self._time()
-        seen = self.step.visible(self._stored, time)
-        gone = self.step.expired(self._stored, time)
+        seen = self.step.read(self._stored, time)
+        gone = self.step.is_expired(self._stored, time)
         if key is None:
             columns = [*(self._stored[name] for name in self._by), *seen.columns]
             schema = pa.schema([*self.step.keys, *self.step.states])
