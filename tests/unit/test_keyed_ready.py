@@ -196,7 +196,7 @@ def test_clicks_that_a_later_one_hides_are_not_kept() -> None:
         (Totals({"n": "avg(id)"}), {}, r"Totals: n is 'avg\(id\)', which is not an aggregate"),
         (Totals({"n": "sum(ids)"}), {}, "the rows have no column 'ids'"),
         (Totals({"n": "sum(at)"}), {}, "at is of timestamp"),
-        (Totals({"user": "count"}), {}, r"Totals\.user is called like a key column"),
+        (Totals({"user": "count"}), {}, r"Totals\.user has the name of a key column"),
         (Deduplicate(id="key"), {}, "Deduplicate: the rows have no column key"),
         (Last(order="user"), {}, "Last: order='user' is a key"),
         (TopN(0, by="amount"), {}, "TopN: n is 0"),

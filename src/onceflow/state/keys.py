@@ -1,9 +1,9 @@
-"""Where a key lies: its place, and the key group that the place falls into.
+"""Keys: the place of each key, the key group of each place, and whether two keys are the same.
 
-A place is Spark's `xxhash64` of the key columns, whole numbers first cast to long, so a key column
-may be widened. Jobs let Spark compute it; here it is computed without a JVM, to the same bit.
+A place is Spark's `xxhash64` of the key columns, with integers cast to long, so that a key column
+may be widened. In jobs Spark computes it; `places_of` computes the same bits without a JVM.
 
-Different keys may share a place. Nothing that uses places takes them for keys.
+Different keys may share a place, so code that finds a place compares the keys too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Hashes = npt.NDArray[np.uint64]
 GROUPS = 128
 END = 1 << 63  # one above the last place
 _SEED = 42
-_AT_ONCE = 1 << 20  # bytes of text that are hashed at a time
+_AT_ONCE = 1 << 20  # bytes of text to hash at a time
 _SIGN = np.uint64(1 << 63)
 _P1, _P2, _P3, _P4, _P5 = (
     np.uint64(n)
@@ -71,12 +71,12 @@ def groups_of(places: Places, groups: int) -> npt.NDArray[np.int64]:
 
 
 def first_place(group: int, groups: int) -> int:
-    """The smallest place of a group; for the group after the last, one above the last place."""
+    """The smallest place of a group; for the group after the last one, `END`."""
     return (-(-(group << 32) // groups) << 32) - END
 
 
 def task_ranges(groups: int, tasks: int) -> list[range]:
-    """All groups in order, cut into as many ranges as there are tasks, as even as can be."""
+    """The groups of each task, in order and as even as possible."""
     cuts = [groups * task // tasks for task in range(tasks + 1)]
     return [range(one, two) for one, two in pairwise(cuts)]
 
@@ -85,7 +85,7 @@ def task_ranges(groups: int, tasks: int) -> list[range]:
 
 
 def compare_keys(one: pa.Table, two: pa.Table) -> Bools:
-    """Row by row: are these the same key? Null is the same as null."""
+    """Row by row: are the two keys the same? Null equals null."""
     same = np.ones(one.num_rows, np.bool_)
     for left, right in zip(one.columns, two.columns, strict=True):
         equal = pc.equal(left, right)
@@ -97,7 +97,7 @@ def compare_keys(one: pa.Table, two: pa.Table) -> Bools:
 
 
 def find_repeats(places: Places, keys: pa.Table) -> Bools | None:
-    """Which rows have the key of a row before them; places are in order. None: no row has."""
+    """Which rows have the key of an earlier row; places are in order. None: no row does."""
     found = None
     distance = 1
     later = np.flatnonzero(places[1:] == places[:-1]) + 1
@@ -113,7 +113,7 @@ def find_repeats(places: Places, keys: pa.Table) -> Bools | None:
 
 
 def unique_keys(places: np.ndarray, keys: pa.Table) -> tuple[np.ndarray, pa.Table, np.ndarray]:
-    """Places and keys without repetition, in the order of places; and the number of each given."""
+    """Distinct keys in the order of their places, and for each given row the number of its key."""
     if not len(places):
         return places, keys, np.zeros(0, np.int64)
     order = None
@@ -123,16 +123,16 @@ def unique_keys(places: np.ndarray, keys: pa.Table) -> tuple[np.ndarray, pa.Tabl
     first = np.empty(len(places), bool)
     first[0] = True
     np.not_equal(places[1:], places[:-1], out=first[1:])
-    again = np.flatnonzero(~first)  # each must be the key before it
+    again = np.flatnonzero(~first)  # each has the place of the row before it
     if not compare_keys(keys.take(pa.array(again)), keys.take(pa.array(again - 1))).all():
         return _unique_by_value(places, keys, order)
     number = np.cumsum(first) - 1
     starts = np.flatnonzero(first)
     found = keys if len(starts) == len(places) else keys.take(pa.array(starts))
-    return places[starts], found, _unordered(number, order)
+    return places[starts], found, _undo_order(number, order)
 
 
-def _unordered(number: np.ndarray, order: np.ndarray | None) -> np.ndarray:
+def _undo_order(number: np.ndarray, order: np.ndarray | None) -> np.ndarray:
     if order is None:
         return number
     back = np.empty(len(number), np.int64)
@@ -143,11 +143,11 @@ def _unordered(number: np.ndarray, order: np.ndarray | None) -> np.ndarray:
 def _unique_by_value(
     places: np.ndarray, keys: pa.Table, order: np.ndarray | None
 ) -> tuple[np.ndarray, pa.Table, np.ndarray]:
-    """As `unique_keys`, where different keys share a place."""
+    """As `unique_keys`, if different keys share a place."""
     seen: dict[tuple[Any, ...], int] = {}
     number = np.empty(len(places), np.int64)
     starts: list[int] = []
-    # As numbers: Arrow has times that Python has not.
+    # As numbers: Python cannot represent every time of Arrow.
     plain = [c.cast(pa.int64()) if pa.types.is_timestamp(c.type) else c for c in keys.columns]
     columns = [column.to_pylist() for column in plain]
     for row, key in enumerate(zip(places.tolist(), *columns, strict=True)):
@@ -156,7 +156,7 @@ def _unique_by_value(
             starts.append(row)
         number[row] = seen[key]
     rows = np.array(starts)
-    return places[rows], keys.take(pa.array(rows)), _unordered(number, order)
+    return places[rows], keys.take(pa.array(rows)), _undo_order(number, order)
 
 
 # ---------------------------------------------------------------- places
@@ -177,44 +177,44 @@ def places_of(keys: pa.Table) -> Places:
         start = 0
         for chunk in filter(len, column.chunks):
             part = slice(start, start + len(chunk))
-            hashed = _hashed(name, chunk, places[part])
-            # A null leaves the hash of the columns before it.
+            hashed = _hash_column(name, chunk, places[part])
+            # A null keeps the hash of the columns before it.
             there = chunk.is_valid().to_numpy(zero_copy_only=False)
             places[part] = np.where(there, hashed, places[part])
             start += len(chunk)
     return places.view(np.int64)
 
 
-def _hashed(name: str, values: pa.Array, seeds: Hashes) -> Hashes:
+def _hash_column(name: str, values: pa.Array, seeds: Hashes) -> Hashes:
     kind = values.type
     if t.is_dictionary(kind):
-        return _hashed(name, values.dictionary_decode(), seeds)
+        return _hash_column(name, values.dictionary_decode(), seeds)
     if t.is_signed_integer(kind) or t.is_timestamp(kind):
         whole = values.cast(pa.timestamp("us", kind.tz)) if t.is_timestamp(kind) else values
-        return _of_longs(_numbers(whole.cast(pa.int64())).view(np.uint64), seeds)
+        return _hash_longs(_to_numbers(whole.cast(pa.int64())).view(np.uint64), seeds)
     if t.is_boolean(kind) or t.is_date32(kind):
         whole = values.cast(pa.int32() if t.is_date32(kind) else pa.int8())
-        return _of_ints(_numbers(whole.cast(pa.int64())).view(np.uint64), seeds)
+        return _hash_ints(_to_numbers(whole.cast(pa.int64())).view(np.uint64), seeds)
     if t.is_decimal128(kind):
         halves = np.frombuffer(values.buffers()[1], np.int64).reshape(-1, 2)
         halves = halves[values.offset : values.offset + len(values)]
         if kind.precision <= 18:
-            return _of_longs(np.ascontiguousarray(halves[:, 0]).view(np.uint64), seeds)
-        return _of_bytes(pa.array(map(_java_bytes, halves), pa.large_binary()), seeds)
+            return _hash_longs(np.ascontiguousarray(halves[:, 0]).view(np.uint64), seeds)
+        return _hash_bytes(pa.array(map(_java_bytes, halves), pa.large_binary()), seeds)
     if t.is_string(kind) or t.is_large_string(kind):
-        return _of_bytes(values.cast(pa.large_string()).cast(pa.large_binary()), seeds)
+        return _hash_bytes(values.cast(pa.large_string()).cast(pa.large_binary()), seeds)
     if t.is_binary(kind) or t.is_large_binary(kind):
-        return _of_bytes(values.cast(pa.large_binary()), seeds)
+        return _hash_bytes(values.cast(pa.large_binary()), seeds)
     raise JobError(f"column {name} is {kind}, which cannot be part of a key", hint="cast it")
 
 
-def _numbers(values: pa.Array) -> npt.NDArray[np.int64]:
+def _to_numbers(values: pa.Array) -> npt.NDArray[np.int64]:
     found: npt.NDArray[np.int64] = values.fill_null(0).to_numpy(zero_copy_only=False)
     return found
 
 
 def _java_bytes(halves: npt.NDArray[np.int64]) -> bytes:
-    """As `BigInteger.toByteArray` has them: as few as hold the number and its sign."""
+    """As `BigInteger.toByteArray`: the fewest bytes that hold the number and its sign."""
     number = int.from_bytes(halves.tobytes(), "little", signed=True)
     bits = (number if number >= 0 else ~number).bit_length()
     return number.to_bytes(bits // 8 + 1, "big", signed=True)
@@ -223,7 +223,7 @@ def _java_bytes(halves: npt.NDArray[np.int64]) -> bytes:
 # ---------------------------------------------------------------- xxHash64
 
 
-def _turn(x: Hashes, by: int) -> Hashes:
+def _rotate(x: Hashes, by: int) -> Hashes:
     return (x << np.uint64(by)) | (x >> np.uint64(64 - by))
 
 
@@ -233,24 +233,24 @@ def _finish(h: Hashes) -> Hashes:
     return h ^ (h >> np.uint64(32))
 
 
-def _with_long(h: Hashes, values: Hashes) -> Hashes:
-    return _turn(h ^ (_turn(values * _P2, 31) * _P1), 27) * _P1 + _P4
+def _mix_long(h: Hashes, values: Hashes) -> Hashes:
+    return _rotate(h ^ (_rotate(values * _P2, 31) * _P1), 27) * _P1 + _P4
 
 
-def _with_int(h: Hashes, values: Hashes) -> Hashes:
-    return _turn(h ^ ((values & np.uint64(0xFFFFFFFF)) * _P1), 23) * _P2 + _P3
+def _mix_int(h: Hashes, values: Hashes) -> Hashes:
+    return _rotate(h ^ ((values & np.uint64(0xFFFFFFFF)) * _P1), 23) * _P2 + _P3
 
 
-def _of_longs(values: Hashes, seeds: Hashes) -> Hashes:
-    return _finish(_with_long(seeds + _P5 + np.uint64(8), values))
+def _hash_longs(values: Hashes, seeds: Hashes) -> Hashes:
+    return _finish(_mix_long(seeds + _P5 + np.uint64(8), values))
 
 
-def _of_ints(values: Hashes, seeds: Hashes) -> Hashes:
-    return _finish(_with_int(seeds + _P5 + np.uint64(4), values))
+def _hash_ints(values: Hashes, seeds: Hashes) -> Hashes:
+    return _finish(_mix_int(seeds + _P5 + np.uint64(4), values))
 
 
-def _of_bytes(values: pa.Array, seeds: Hashes) -> Hashes:
-    """Values of one length are hashed side by side."""
+def _hash_bytes(values: pa.Array, seeds: Hashes) -> Hashes:
+    """Values of the same length are hashed together."""
     _, offsets, data = values.buffers()
     ends = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
     text = np.frombuffer(data, np.uint8) if data else np.zeros(0, np.uint8)
@@ -263,32 +263,32 @@ def _of_bytes(values: pa.Array, seeds: Hashes) -> Hashes:
         for rows in (these[i : i + step] for i in range(0, len(these), step)):
             square = np.zeros((len(rows), -(-size // 8) * 8), np.uint8)
             square[:, :size] = text[ends[rows, None] + np.arange(size)]
-            hashes[rows] = _of_words(square, size, seeds[rows])
+            hashes[rows] = _hash_words(square, size, seeds[rows])
     return hashes
 
 
-def _of_words(square: npt.NDArray[np.uint8], size: int, seeds: Hashes) -> Hashes:
+def _hash_words(square: npt.NDArray[np.uint8], size: int, seeds: Hashes) -> Hashes:
     words = square.view("<u8").T
     at = 0
     if size >= 32:
         lanes = [seeds + _P1 + _P2, seeds + _P2, seeds, seeds - _P1]
         while at + 4 <= size // 8:
             for i in range(4):
-                lanes[i] = _turn(lanes[i] + words[at + i] * _P2, 31) * _P1
+                lanes[i] = _rotate(lanes[i] + words[at + i] * _P2, 31) * _P1
             at += 4
         one, two, three, four = lanes
-        h = _turn(one, 1) + _turn(two, 7) + _turn(three, 12) + _turn(four, 18)
+        h = _rotate(one, 1) + _rotate(two, 7) + _rotate(three, 12) + _rotate(four, 18)
         for lane in lanes:
-            h = (h ^ (_turn(lane * _P2, 31) * _P1)) * _P1 + _P4
+            h = (h ^ (_rotate(lane * _P2, 31) * _P1)) * _P1 + _P4
     else:
         h = seeds + _P5
     h = h + np.uint64(size)
     for word in words[at : size // 8]:
-        h = _with_long(h, word)
+        h = _mix_long(h, word)
     rest = size // 8 * 8
     if size - rest >= 4:
-        h = _with_int(h, words[-1])
+        h = _mix_int(h, words[-1])
         rest += 4
     for byte in square.T[rest:size]:
-        h = _turn(h ^ (byte.astype(np.uint64) * _P5), 11) * _P1
+        h = _rotate(h ^ (byte.astype(np.uint64) * _P5), 11) * _P1
     return _finish(h)

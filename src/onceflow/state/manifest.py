@@ -1,10 +1,11 @@
 """Manifests: which rows of which runs are the state at the end of an epoch.
 
-A manifest never changes, nor does a run, so an epoch that is done again from an older manifest
-reads what was there the first time, whatever has been written since.
+Manifests and runs never change, so an epoch that runs again from an older manifest reads the same
+state as the first time, whatever was written since.
 
 Within a key group the runs have an order of age, and the newest row of a key counts. A run serves
-a group until a newer run, into which it was merged, serves it instead; its rows stay in the file.
+a group until it is merged into another run, which serves the group from then on. The rows of the
+first run stay in its file.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from onceflow.errors import Damaged
 from onceflow.store.posix import replace_file, seal, unseal
 
 _KIND, _SUBJECT = "state-manifest", "keyed state"
-_MEND = "restore a savepoint, or roll back to another epoch; nothing was computed from the file"
+_HINT = "restore a savepoint, or roll back to another epoch; nothing was computed from the file"
 
 
 SUFFIX = ".arrow"
@@ -27,15 +28,15 @@ SUFFIX = ".arrow"
 
 @dataclass(frozen=True)
 class Run:
-    """What a manifest says of one file of the store's folder."""
+    """What a manifest says about one file of the folder."""
 
     name: str
     rows: int
     bytes: int
     crc32: int
     born: int  # the epoch of its newest row
-    first: int  # the first group that it has rows of
-    counts: tuple[int, ...]  # rows of that group and of those that follow it
+    first: int  # the first group of its rows
+    counts: tuple[int, ...]  # rows of that group and of the following ones
     timers: Mapping[str, int | None]  # the earliest time in each timer column
 
     def count(self, group: int) -> int:
@@ -56,7 +57,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Entry:
-    """A run, and the groups that it serves."""
+    """A run and the groups that it serves."""
 
     run: Run
     serves: tuple[range, ...]
@@ -67,7 +68,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class MergeResult:
-    """A run takes the place of others in some groups. None: nothing was left of their rows."""
+    """A run that replaces others in some groups. None: none of their rows were left."""
 
     run: Run | None
     groups: range
@@ -98,7 +99,7 @@ class Manifest:
         return self.stacks(range(group, group + 1))[0]
 
     def stacks(self, groups: range) -> list[list[Run]]:
-        """The same for each of these groups."""
+        """The runs that serve each of these groups, newest first."""
         found: list[list[Run]] = [[] for _ in groups]
         for entry in self.entries:
             for part in entry.serves:
@@ -110,27 +111,27 @@ class Manifest:
         return {entry.run.name for entry in self.entries}
 
     def counts(self) -> list[int]:
-        """Rows of each group in the files that serve it, with older versions and tombstones."""
+        """The rows of each group in its runs, with older versions and tombstones."""
         found = [0] * self.groups
         for entry in self.entries:
-            for group in _each(entry.serves):
+            for group in _iterate(entry.serves):
                 found[group] += entry.run.count(group)
         return found
 
     def bytes(self) -> int:
-        """Of all files that the state needs."""
+        """The size of all files of the state."""
         return sum(entry.run.bytes for entry in self.entries)
 
     def advanced(
         self, epoch: int, added: Iterable[Run | None], compacted: Iterable[MergeResult] = ()
     ) -> Manifest:
-        """The state after an epoch whose tasks added these runs and merged those.
+        """The state after an epoch whose tasks added and merged these runs.
 
-        The tasks have no group in common. `ValueError` for a merge that would change what counts:
-        its inputs must follow each other in age in each of its groups.
+        No two tasks share a group. `ValueError` for a merge that would change which row counts: its
+        inputs must follow each other in age in each of its groups.
         """
         entries = [
-            Entry(run, _ranges(run.first + i for i, rows in enumerate(run.counts) if rows))
+            Entry(run, _to_ranges(run.first + i for i, rows in enumerate(run.counts) if rows))
             for run in added
             if run is not None
         ]
@@ -140,7 +141,7 @@ class Manifest:
             name = None if merged.run is None else merged.run.name
             together.setdefault(name, []).append(merged)
         for parts in together.values():
-            entries = _replaced(entries, parts)
+            entries = _replace(entries, parts)
         return Manifest(epoch, self.groups, tuple(entries))
 
     # ------------------------------------------------------------ as a file
@@ -161,7 +162,7 @@ class Manifest:
         return cls(body["epoch"], body["groups"], tuple(entries))
 
     def write(self, folder: Path, name: str) -> int:
-        """Durably; the checksum of the file, for `read`."""
+        """Write it durably and return the checksum of the file, for `read`."""
         data = seal(_KIND, _SUBJECT, self.to_json())
         replace_file(folder / name, data)
         return zlib.crc32(data)
@@ -172,24 +173,24 @@ class Manifest:
         try:
             data = path.read_bytes()
         except FileNotFoundError:
-            raise Damaged(f"{path} is missing", hint=_MEND) from None
+            raise Damaged(f"{path} is missing", hint=_HINT) from None
         if crc32 is not None and zlib.crc32(data) != crc32:
-            raise Damaged(f"{path} is damaged or is of another epoch", hint=_MEND)
+            raise Damaged(f"{path} is damaged or is of another epoch", hint=_HINT)
         try:
             body = unseal(data, _KIND, _SUBJECT, str(path))
         except Damaged as error:
-            raise Damaged(error.message, hint=_MEND) from None
+            raise Damaged(error.message, hint=_HINT) from None
         return cls.from_json(body)
 
 
 def find_unreachable(folder: Path, manifests: Iterable[Manifest]) -> list[Path]:
-    """Runs in the folder that none of the manifests names."""
+    """The runs in the folder that none of the manifests names."""
     needed = set().union(*(manifest.reachable() for manifest in manifests))
     return sorted(path for path in folder.glob(f"*{SUFFIX}") if path.name not in needed)
 
 
-def _replaced(entries: list[Entry], parts: Sequence[MergeResult]) -> list[Entry]:
-    """A run that was merged in several groups stands where it is of the right age in each."""
+def _replace(entries: list[Entry], parts: Sequence[MergeResult]) -> list[Entry]:
+    """Put a merged run where its age is right in each of its groups."""
     newest, oldest = 0, len(entries)
     replaced: dict[str, set[int]] = {}
     for part in parts:
@@ -204,28 +205,30 @@ def _replaced(entries: list[Entry], parts: Sequence[MergeResult]) -> list[Entry]
             oldest = min(oldest, (*serving, len(entries))[at[-1] + 1])
             for name in part.inputs:
                 replaced.setdefault(name, set()).add(group)
-    left = [_without(entry, replaced.get(entry.run.name, set())) for entry in entries]
+    left = [_stop_serving(entry, replaced.get(entry.run.name, set())) for entry in entries]
     run = parts[0].run
     if run is not None:
         if newest > oldest:
             raise ValueError(f"no age of {run.name} is right in all of its groups")
         groups = {group for part in parts for group in part.groups if run.count(group)}
-        left.insert(newest, Entry(run, _ranges(groups)))
+        left.insert(newest, Entry(run, _to_ranges(groups)))
     return [entry for entry in left if entry.serves]
 
 
-def _without(entry: Entry, groups: set[int]) -> Entry:
+def _stop_serving(entry: Entry, groups: set[int]) -> Entry:
     if not groups:
         return entry
-    return Entry(entry.run, _ranges(group for group in _each(entry.serves) if group not in groups))
+    return Entry(
+        entry.run, _to_ranges(group for group in _iterate(entry.serves) if group not in groups)
+    )
 
 
-def _each(parts: Iterable[range]) -> Iterator[int]:
+def _iterate(parts: Iterable[range]) -> Iterator[int]:
     for part in parts:
         yield from part
 
 
-def _ranges(groups: Iterable[int]) -> tuple[range, ...]:
+def _to_ranges(groups: Iterable[int]) -> tuple[range, ...]:
     found: list[range] = []
     for group in sorted(groups):
         if found and found[-1].stop == group:

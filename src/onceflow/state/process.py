@@ -1,9 +1,9 @@
-"""What a user derives from: a process that works on the rows of many keys at once.
+"""The base class of keyed processes: code of the user that works on the rows of many keys at once.
 
-Each row is given to the process once, with the state that its key had before it, and what it
-returns is kept together with what it emits, or not at all. Rows of a key come in the order of
-their event time within an epoch, if the step has one, and else in no order. In how many calls, and
-in how many tasks, is not said: a process must not keep anything on itself.
+Each row is given to the process once, with the state that its key had before it. The new state and
+the rows that the process emits are kept together, or not at all. Within an epoch the rows of a key
+come in the order of their event time if the step has one, and else in no order. The number of calls
+and of tasks is not defined, so a process must not keep anything on itself between calls.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from onceflow.state.vectors import Bools, Ints, combine, to_datetime
 
 @dataclass(frozen=True)
 class Time:
-    """When an epoch runs, in microseconds. `watermark`: no row before it is still to come."""
+    """The time of an epoch, in microseconds. `watermark`: no row before it is still to come."""
 
     now: int
     watermark: int | None
@@ -42,20 +42,20 @@ class Time:
 
 @dataclass(frozen=True)
 class Call:
-    """What one call of a process is about."""
+    """What the helpers of a process know during one call."""
 
     time: Time
     size: int  # keys
     index: Ints | None  # for each row the number of its key; None: there are no rows
     settled: Ints
     rows: pa.Table | None
-    columns: Mapping[str, pa.Array]  # what is kept for these keys
+    columns: Mapping[str, pa.Array]  # the state of these keys
     due: Mapping[str, Bools] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Binding:
-    """What a process is told of the step that it is part of."""
+    """What a process knows about its step."""
 
     keys: pa.Schema
     rows: pa.Schema
@@ -64,7 +64,7 @@ class Binding:
 
 
 class KeyedProcess:
-    """Derive, declare states and `output`, and define one of these (docs/state.md).
+    """Derive from it, declare states and `output`, and define one of these (docs/state.md)
 
     process(keys, rows) -> (out, new_state)     for a slice of keys, as Arrow tables
     process_key(key, rows, state) -> rows out   for one key at a time; slower
@@ -80,7 +80,7 @@ class KeyedProcess:
     _columns: Mapping[str, Column] | None = None
 
     def bind(self, keys: pa.Schema, rows: pa.Schema) -> None:
-        """Called before output and states are looked at, when the columns are known."""
+        """Called once the columns are known, before output and states are read."""
 
     def declare(self, **states: StateDeclaration) -> None:
         """Declare more states, from inside `bind`."""
@@ -88,11 +88,11 @@ class KeyedProcess:
 
     @property
     def binding(self) -> Binding:
-        """The columns of keys and rows, the name of the event time, and if there is a watermark."""
+        """The columns of keys and rows, the name of the event time, whether there is a watermark."""
         if self._binding is None:
             raise JobError(
                 f"{type(self).__name__} is not part of a step yet",
-                hint="use it in bind and after; in a test, give it to KeyedHarness",
+                hint="use binding in bind or later; in a test, pass the process to KeyedHarness",
             )
         return self._binding
 
@@ -101,12 +101,12 @@ class KeyedProcess:
     @property
     def time(self) -> Time:
         """Now, the watermark and the number of the epoch."""
-        return self._now().time
+        return self._current().time
 
     @property
     def index(self) -> Ints:
         """For each row the number of its key in `keys`."""
-        index = self._now().index
+        index = self._current().index
         if index is None:
             raise RuntimeError("on_timer has no rows, so there is no index, sum, min, …")
         return index
@@ -114,67 +114,67 @@ class KeyedProcess:
     @property
     def starts(self) -> Ints:
         """For each key the number of its first row."""
-        return np.searchsorted(self.index, np.arange(self._now().size)).astype(np.int64)
+        return np.searchsorted(self.index, np.arange(self._current().size)).astype(np.int64)
 
     @property
     def settled(self) -> Ints:
-        """For each key a time in microseconds: all of its rows before that have been seen."""
-        return self._now().settled
+        """For each key a time in microseconds; all of its rows before that time have come."""
+        return self._current().settled
 
     def due(self, timer: str) -> pa.Array:
-        """In `on_timer`: for which keys this timer fires now."""
-        call = self._now()
+        """In `on_timer`: for which keys this timer fires."""
+        call = self._current()
         return pa.array(call.due.get(timer, np.zeros(call.size, np.bool_)))
 
     def sum(self, column: Any, where: Any = None) -> pa.Array:
-        """For each key the sum of its rows; `where`: of those rows only."""
-        return self._reduced("sum", column, where)
+        """For each key the sum over its rows; `where` selects some of the rows."""
+        return self._reduce("sum", column, where)
 
     def min(self, column: Any, where: Any = None) -> pa.Array:
-        return self._reduced("min", column, where)
+        return self._reduce("min", column, where)
 
     def max(self, column: Any, where: Any = None) -> pa.Array:
-        return self._reduced("max", column, where)
+        return self._reduce("max", column, where)
 
     def first(self, column: Any, where: Any = None) -> pa.Array:
-        return self._reduced("first", column, where)
+        return self._reduce("first", column, where)
 
     def last(self, column: Any, where: Any = None) -> pa.Array:
-        return self._reduced("last", column, where)
+        return self._reduce("last", column, where)
 
     def count(self, column: Any = None, where: Any = None) -> pa.Array:
-        """For each key how many rows it has, or how many values that are not null."""
-        return self._reduced("count", self._ones() if column is None else column, where)
+        """For each key the number of its rows, or of values that are not null."""
+        return self._reduce("count", self._ones() if column is None else column, where)
 
     def fold(self, state: str, column: Any = None, where: Any = None) -> pa.Array:
-        """What a ReducingState becomes with these values, one a row. Return it in new_state."""
+        """The value of a ReducingState after these values, one a row; return it in new_state."""
         column_of = (self._columns or {}).get(state)
         if column_of is None or not isinstance(column_of.declared, ReducingState):
             raise ValueError(f"{state!r} is not a ReducingState of {type(self).__name__}")
-        call, declared = self._now(), column_of.declared
+        call, declared = self._current(), column_of.declared
         if column is None:
             column = self._ones() if declared.of is None else self._rows()[declared.of]
-        values = _only(column, where)
+        values = _mask(column, where)
         old = call.columns[state]
         return fold(declared.how, old, values, self.index, what=f"state {state}")
 
     def folded(self) -> dict[str, pa.Array]:
-        """`fold` of all ReducingStates that say what they are of, and counts."""
+        """`fold` of all counts, and of all ReducingStates that have an `of`."""
         names = [n for n, c in (self._columns or {}).items() if folds_by_itself(c.declared)]
         return {name: self.fold(name) for name in names}
 
-    def _reduced(self, how: str, column: Any, where: Any) -> pa.Array:
-        return reduce(how, _only(column, where), self.index, self._now().size)
+    def _reduce(self, how: str, column: Any, where: Any) -> pa.Array:
+        return reduce(how, _mask(column, where), self.index, self._current().size)
 
     def _ones(self) -> pa.Array:
         return pa.array(np.ones(len(self.index), np.int8))
 
     def _rows(self) -> pa.Table:
-        rows = self._now().rows
-        assert rows is not None  # `index` was asked before
+        rows = self._current().rows
+        assert rows is not None  # `index` was read before
         return rows
 
-    def _now(self) -> Call:
+    def _current(self) -> Call:
         if self._call is None:
             raise RuntimeError("this is known only while rows are processed or timers fire")
         return self._call
@@ -186,9 +186,11 @@ def folds_by_itself(declared: StateDeclaration) -> bool:
     )
 
 
-def _only(column: Any, where: Any) -> Any:
+def _mask(column: Any, where: Any) -> Any:
     if where is None:
         return column
-    array = combine(column) if isinstance(column, pa.ChunkedArray) else pa.array(column)
-    mask = combine(where) if isinstance(where, pa.ChunkedArray) else pa.array(where)
+    array, mask = (
+        combine(one) if isinstance(one, pa.ChunkedArray) else pa.array(one)
+        for one in (column, where)
+    )
     return pc.if_else(mask, array, pa.scalar(None, array.type))

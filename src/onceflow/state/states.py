@@ -1,7 +1,6 @@
-"""What a keyed process declares: states and timers, as a person writes them and as they are kept.
+"""What a keyed process declares: states and timers, as a user writes them and as they are stored.
 
-Everything that is wrong with a declaration is said before the job starts, with the name of the
-class and of the attribute.
+A wrong declaration is an error before the job starts, with the name of the class and the attribute.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ _UNITS = {
 
 
 class StateDeclaration:
-    """Anything that a process keeps for each key."""
+    """A state or timer that a process keeps for each key."""
 
 
 @dataclass(frozen=True)
 class ValueState(StateDeclaration):
-    """One value for each key. With `ttl` it is gone when it was not written for so long."""
+    """One value for each key. With `ttl` it expires when it was not written for that long."""
 
     type: Type
     ttl: Span | None = None
@@ -49,7 +48,7 @@ class ValueState(StateDeclaration):
 
 @dataclass(frozen=True)
 class ListState(StateDeclaration):
-    """A list for each key. With `time`, a field of its structs, each element expires by itself."""
+    """A list for each key. With `time`, a field of its structs, elements expire one by one."""
 
     type: Type
     ttl: Span | None = None
@@ -59,7 +58,7 @@ class ListState(StateDeclaration):
 
 @dataclass(frozen=True)
 class MapState(StateDeclaration):
-    """A map for each key. With `time`, a field of its values, each entry expires by itself."""
+    """A map for each key. With `time`, a field of its values, entries expire one by one."""
 
     key: Type
     value: Type
@@ -70,10 +69,10 @@ class MapState(StateDeclaration):
 
 @dataclass(frozen=True)
 class ReducingState(StateDeclaration):
-    """One value for each key, into which values of rows are folded; null is passed over.
+    """One value for each key, into which values of rows are folded; nulls are skipped.
 
     `how`: sum, min, max, count, first, last, or an associative function of two Arrow arrays of
-    equal length, without nulls, that says what comes of each pair. `of`: the column of the rows.
+    equal length, without nulls, that returns a value for each pair. `of`: the column of the rows.
     """
 
     type: Type
@@ -85,25 +84,25 @@ class ReducingState(StateDeclaration):
 
 @dataclass(frozen=True)
 class Timer(StateDeclaration):
-    """A time for each key, on the clock of events or of processing. Null: none is set."""
+    """A time for each key, on the event clock or the processing clock. Null: not set."""
 
     clock: str = EVENT
 
 
 @dataclass(frozen=True)
 class Column:
-    """A state or timer as it is kept."""
+    """A state or timer as it is stored."""
 
     name: str
     type: pa.DataType
     declared: StateDeclaration
-    clock: str  # of a timer; else the one that `ttl` is counted on
+    clock: str  # of the timer, or of `ttl`
     ttl: int | None = None  # microseconds
-    time: str | None = None  # the field that elements expire by
+    time: str | None = None  # the field by which elements expire
 
     @property
     def written(self) -> str | None:
-        """The hidden column that says when the value was last written."""
+        """The hidden column with the time at which the value was last written."""
         return f"_written.{self.name}" if self.ttl is not None and self.time is None else None
 
     @property
@@ -112,24 +111,22 @@ class Column:
 
 
 def parse_span(text: Span) -> int:
-    """ "30 days", "1 hour 30 minutes" or a timedelta: how many microseconds."""
+    """The microseconds of "30 days", "1 hour 30 minutes" or a timedelta."""
     if isinstance(text, timedelta):
         total = text // timedelta(microseconds=1)
     else:
-        parts = re.findall(r"(\d+)\s*([a-z]+)", str(text))
-        whole = re.fullmatch(r"\s*(\d+\s*[a-z]+\s*)+", str(text)) is not None
-        units = [_UNITS.get(unit, _UNITS.get(unit.removesuffix("s"))) for _, unit in parts]
-        if not whole or None in units:
-            total = 0
-        else:
-            total = sum(int(n) * (u or 0) for (n, _), u in zip(parts, units, strict=True))
+        parts = re.findall(r"(\d+)\s*([a-z]+)\s*", str(text))
+        is_whole = re.fullmatch(r"\s*(\d+\s*[a-z]+\s*)+", str(text)) is not None
+        units = [_UNITS.get(unit) or _UNITS.get(unit.removesuffix("s"), 0) for _, unit in parts]
+        is_known = is_whole and all(units)
+        total = sum(int(n) * u for (n, _), u in zip(parts, units, strict=True)) * is_known
     if total <= 0:
         raise JobError(f"{text!r} is not a span of time", hint='write it like "30 days" or "90 s"')
-    return int(total)
+    return total
 
 
 def arrow_type(kind: Type) -> pa.DataType:
-    """The Arrow type of a Spark type string; any part of it may be null."""
+    """The Arrow type of a Spark type string; every part of it is nullable."""
     if isinstance(kind, pa.DataType):
         return kind
     fields = arrow_schema(nullable(parse_schema(f"value {kind}")))
@@ -140,7 +137,7 @@ def arrow_type(kind: Type) -> pa.DataType:
 
 @dataclass(frozen=True)
 class StepColumns:
-    """What a declaration must fit: the columns of keys and rows, and whether time passes."""
+    """What declarations must fit: the columns of keys and rows, and the watermark."""
 
     owner: str  # the class, for messages
     keys: pa.Schema
@@ -151,7 +148,7 @@ class StepColumns:
 def resolve_columns(
     states: Mapping[str, StateDeclaration], around: StepColumns
 ) -> tuple[Column, ...]:
-    """The columns that are kept; `JobError` for the first declaration that is wrong."""
+    """The columns to store; `JobError` for the first wrong declaration."""
     taken = {name.lower(): "a key column" for name in around.keys.names}
     found = []
     for name, declared in states.items():
@@ -160,60 +157,62 @@ def resolve_columns(
             raise JobError(f"{where}: the name of a state must not begin with _", hint="rename it")
         if (other := taken.get(name.lower())) is not None:
             raise JobError(
-                f"{where} is called like {other}", hint="rename it; upper case is not told apart"
+                f"{where} has the name of {other}", hint="rename it; case does not count in names"
             )
         taken[name.lower()] = "another state"
         try:
-            found.append(_column(name, declared, around))
+            found.append(_resolve_column(name, declared, around))
         except JobError as error:
             raise JobError(f"{where}: {error.message}", hint=error.hint) from None
     return tuple(found)
 
 
-def _column(name: str, declared: StateDeclaration, around: StepColumns) -> Column:
+def _resolve_column(name: str, declared: StateDeclaration, around: StepColumns) -> Column:
     default = EVENT if around.watermark else PROCESSING
     match declared:
         case Timer(clock=clock):
-            return Column(name, TIMESTAMP, declared, _clock(clock, around))
+            return Column(name, TIMESTAMP, declared, _check_clock(clock, around))
         case ValueState(type=kind, ttl=ttl, ttl_on=on):
-            return Column(name, arrow_type(kind), declared, *_expiry(ttl, on, default, around))
+            return Column(
+                name, arrow_type(kind), declared, *_resolve_expiry(ttl, on, default, around)
+            )
         case ReducingState(type=kind, ttl=ttl, ttl_on=on):
             whole = arrow_type(kind)
             _refuse_reduction(declared, whole, around.rows)
-            return Column(name, whole, declared, *_expiry(ttl, on, default, around))
+            return Column(name, whole, declared, *_resolve_expiry(ttl, on, default, around))
         case ListState(type=kind, ttl=ttl, ttl_on=on, time=time):
             element = arrow_type(kind)
             _refuse_time(time, ttl, element)
             whole = pa.list_(pa.field("element", element))
-            return Column(name, whole, declared, *_expiry(ttl, on, default, around), time)
+            return Column(name, whole, declared, *_resolve_expiry(ttl, on, default, around), time)
         case MapState(key=key, value=value, ttl=ttl, ttl_on=on, time=time):
             item = arrow_type(value)
             _refuse_time(time, ttl, item)
             whole = pa.map_(arrow_type(key), pa.field("value", item))
-            return Column(name, whole, declared, *_expiry(ttl, on, default, around), time)
+            return Column(name, whole, declared, *_resolve_expiry(ttl, on, default, around), time)
     raise JobError(
         f"{type(declared).__name__} is not a state",
         hint="declare a ValueState, ListState, MapState, ReducingState or Timer",
     )
 
 
-def _clock(clock: str, around: StepColumns) -> str:
+def _check_clock(clock: str, around: StepColumns) -> str:
     if clock not in (EVENT, PROCESSING):
-        raise JobError(f"there is no clock {clock!r}", hint='say "event" or "processing"')
+        raise JobError(f"there is no clock {clock!r}", hint='write "event" or "processing"')
     if clock == EVENT and not around.watermark:
         raise JobError(
-            "the clock of events does not go without a watermark",
-            hint='give the step event_time= and watermark=, or say "processing"',
+            "the event clock needs a watermark",
+            hint='give the step event_time= and watermark=, or write "processing"',
         )
     return clock
 
 
-def _expiry(
+def _resolve_expiry(
     ttl: Span | None, on: str | None, default: str, around: StepColumns
 ) -> tuple[str, int | None]:
     if ttl is None and on is not None:
-        raise JobError("ttl_on= says nothing without ttl=", hint='add it, like ttl="30 days"')
-    clock = _clock(default if on is None else on, around)
+        raise JobError("ttl_on= has no effect without ttl=", hint='add it, like ttl="30 days"')
+    clock = _check_clock(default if on is None else on, around)
     return clock, None if ttl is None else parse_span(ttl)
 
 
@@ -221,15 +220,15 @@ def _refuse_time(time: str | None, ttl: Span | None, element: pa.DataType) -> No
     if time is None:
         return
     if ttl is None:
-        raise JobError("time= says nothing without ttl=", hint='add it, like ttl="7 days"')
+        raise JobError("time= has no effect without ttl=", hint='add it, like ttl="7 days"')
     if not t.is_struct(element) or element.get_field_index(time) < 0:
         raise JobError(
             f"there is no field {time!r} in {element}",
-            hint=f"let the elements be struct<…, {time}: timestamp>",
+            hint=f"declare the elements as struct<…, {time}: timestamp>",
         )
     if not t.is_timestamp(element.field(time).type):
         raise JobError(
-            f"the field {time!r} is of {element.field(time).type}", hint="let it be a timestamp"
+            f"the field {time!r} is of {element.field(time).type}", hint="declare it as timestamp"
         )
 
 
@@ -242,7 +241,7 @@ def _refuse_reduction(state: ReducingState, kind: pa.DataType, rows: pa.Schema) 
     if not callable(how) and how not in REDUCTIONS:
         raise JobError(
             f"{how!r} is not a way to reduce",
-            hint=f"say one of {', '.join(REDUCTIONS)}, or a function",
+            hint=f"write one of {', '.join(REDUCTIONS)}, or a function",
         )
     if how == "sum" and not is_number(kind):
         raise JobError(f"a sum cannot be of {kind}", hint="use a number, like long or double")
