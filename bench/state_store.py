@@ -59,7 +59,7 @@ def load(folder: Path, keys: int) -> Manifest:
         step = len(places[part])
         live = np.ones(step, np.bool_)
         writer.add(places[part], users.slice(at, step), values.slice(at, step), live)
-    return Manifest(0, GROUPS).advanced(0, [writer.close(0)])
+    return Manifest(0, GROUPS).advance(0, [writer.close(0)])
 
 
 def cpu(work: Callable[[], object]) -> float:
@@ -109,7 +109,9 @@ def epochs(folder: Path, manifest: Manifest, keys: int, number: int) -> Manifest
         places, asked, values = table(users, epoch)
         reader = Reader(folder, manifest, SCHEMA)
         parts["look up"].append(cpu(lambda r=reader, p=places, a=asked: r.look_up(p, a)))
-        parts["due"].append(cpu(lambda r=reader: r.due("seen", -1, -(1 << 63), 1 << 63, 1 << 16)))
+        parts["due"].append(
+            cpu(lambda r=reader: r.find_due("seen", -1, -(1 << 63), 1 << 63, 1 << 16))
+        )
         start = time.process_time()
         writer = RunWriter(folder / f"{epoch}.arrow", SCHEMA, GROUPS)
         writer.add(places, asked, values, np.ones(TOUCHED, np.bool_))
@@ -118,7 +120,7 @@ def epochs(folder: Path, manifest: Manifest, keys: int, number: int) -> Manifest
         start = time.process_time()
         plan = plan_merges(manifest, run, reader.groups)
         done = compact(reader, plan, folder / f"{epoch}-merged.arrow") if plan else []
-        manifest = manifest.advanced(epoch, [run], done)
+        manifest = manifest.advance(epoch, [run], done)
         parts["merge"].append(time.process_time() - start)
         read += sum(run.count(group) for m in plan for run in m.inputs for group in m.groups)
         runs = max(runs, *(len(manifest.stack(group)) for group in range(GROUPS)))

@@ -370,12 +370,12 @@ def _drop_a_run() -> None:
     """A manifest does not name what one of the tasks has written."""
     from onceflow.state.manifest import Manifest
 
-    advanced = Manifest.advanced
+    advance = Manifest.advance
 
     def dropped(self: Manifest, epoch: int, added: Any, *merged: Any) -> Manifest:
-        return advanced(self, epoch, list(added)[1:], *merged)
+        return advance(self, epoch, list(added)[1:], *merged)
 
-    _put(Manifest, advanced=dropped)
+    _put(Manifest, advance=dropped)
 
 
 @_mutant("state-of-the-newest-manifest")

@@ -129,7 +129,7 @@ class World:
     def runs(self, step: str = "sums") -> dict[str, Path]:
         """The runs that the state of the last epoch is made of."""
         manifest = manifest_of(self.query.folder, self.decisions()[-1], step)
-        return {name: self.kept(step) / name for name in sorted(manifest.reachable())}
+        return {name: self.kept(step) / name for name in sorted(manifest.run_names())}
 
     def kept(self, step: str = "sums") -> Path:
         return self.query.folder / "onceflow" / "keyed" / step

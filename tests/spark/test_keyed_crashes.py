@@ -60,7 +60,7 @@ class Crashing(World):
         for step in STEPS:
             needed = {d.keyed[step]["manifest"] for d in self.decisions()}
             for decision in self.decisions():
-                needed |= set(manifest_of(self.query.folder, decision, step).reachable())
+                needed |= set(manifest_of(self.query.folder, decision, step).run_names())
             assert set(os.listdir(self.kept(step))) == needed
         assert not list(self.query.staged.iterdir())
 

@@ -59,7 +59,7 @@ class Snapped(World):
         first = 0 if origin is None else origin.cut
         for decision in (d for d in log.decisions if d.epoch >= first):
             found.add(decision.keyed["sums"]["manifest"])
-            found |= set(manifest_of(self.query.folder, decision, "sums").reachable())
+            found |= set(manifest_of(self.query.folder, decision, "sums").run_names())
         return found
 
 
@@ -200,7 +200,7 @@ def test_going_back_is_the_way_out_when_state_is_damaged(world: Snapped) -> None
     world.add(3)
     world.live()
     lost = set(world.runs()) - set(
-        manifest_of(world.query.folder, world.decisions()[-2], "sums").reachable()
+        manifest_of(world.query.folder, world.decisions()[-2], "sums").run_names()
     )
     for name in lost:
         (world.kept() / name).unlink()

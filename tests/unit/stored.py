@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from onceflow.state.keys import Places, places_of
-from onceflow.state.manifest import Manifest, Run
+from onceflow.state.manifest import SUFFIX, Manifest, Run
 from onceflow.state.runs import RunWriter, StoreSchema
 from onceflow.state.store import Reader
 
@@ -100,3 +100,9 @@ def scanned(reader: Reader) -> dict[Key, tuple[Any, ...]]:
 
 def state_of(folder: Path, manifest: Manifest, schema: StoreSchema = SCHEMA) -> Reader:
     return Reader(folder, manifest, schema)
+
+
+def find_unreachable(folder: Path, manifests: Iterable[Manifest]) -> list[Path]:
+    """The runs in the folder that none of the manifests names."""
+    needed = set().union(*(manifest.run_names() for manifest in manifests))
+    return sorted(path for path in folder.glob(f"*{SUFFIX}") if path.name not in needed)

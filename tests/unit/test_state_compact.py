@@ -24,7 +24,7 @@ def stacked(*sizes: int, groups: int = 1) -> Manifest:
     """Runs of these sizes in each group, the newest first."""
     manifest = Manifest(0, groups)
     for epoch, size in enumerate(reversed(sizes), 1):
-        manifest = manifest.advanced(epoch, [run(f"r{epoch}", [size] * groups)])
+        manifest = manifest.advance(epoch, [run(f"r{epoch}", [size] * groups)])
     return manifest
 
 
@@ -41,7 +41,7 @@ def test_the_newest_runs_that_do_not_grow_are_merged() -> None:
 
 def test_small_runs_are_merged_in_all_groups_at_once_and_end() -> None:
     manifest = stacked(10, 10, 10, groups=4)
-    manifest = manifest.advanced(9, [Run("x", 10, 1, 1, 9, 2, (10,), {})])
+    manifest = manifest.advance(9, [Run("x", 10, 1, 1, 9, 2, (10,), {})])
     new = run("new", [10, 0, 10, 10])
     merges = plan_merges(manifest, new, range(0, 4))
     assert [(m.groups, len(m.inputs), m.whole) for m in merges] == [
@@ -52,7 +52,7 @@ def test_small_runs_are_merged_in_all_groups_at_once_and_end() -> None:
 
 def test_above_the_budget_the_neediest_groups_come_first() -> None:
     manifest = stacked(10, 10, 10, groups=4)
-    manifest = manifest.advanced(9, [Run("x", 10, 1, 1, 9, 2, (10,), {})])
+    manifest = manifest.advance(9, [Run("x", 10, 1, 1, 9, 2, (10,), {})])
     new = run("new", [10] * 4)
     assert [m.groups for m in plan_merges(manifest, new, range(0, 4), 49)] == [range(0, 1)]
     assert [m.groups for m in plan_merges(manifest, new, range(0, 4), 89)] == [range(2, 3)]
@@ -81,7 +81,7 @@ def test_runs_of_a_group_and_writes_of_a_row_grow_as_the_logarithm(rows: int) ->
             into = Run(f"m{epoch}-{merge.groups.start}", sum(counts), 1, 1, epoch,
                        merge.groups.start, tuple(counts), {})  # fmt: skip
             done.append(MergeResult(into, merge.groups, tuple(r.name for r in merge.inputs)))
-        manifest = manifest.advanced(epoch, [new], done)
+        manifest = manifest.advance(epoch, [new], done)
         most = max(most, *(len(manifest.stack(group)) for group in range(4)))
     assert most <= MOST + math.log2(epochs)
     assert written <= epochs * rows * math.log2(epochs)
@@ -95,7 +95,7 @@ def test_tombstones_and_expired_rows_go_when_all_runs_of_a_group_take_part(tmp_p
     ]  # fmt: skip
     for epoch, rows in enumerate(epochs, 1):
         made = write_run(tmp_path / f"{epoch}.arrow", rows, born=epoch, groups=1)
-        manifest = manifest.advanced(epoch, [made])
+        manifest = manifest.advance(epoch, [made])
     reader = state_of(tmp_path, manifest)
     before = scanned(reader)
 
@@ -105,14 +105,14 @@ def test_tombstones_and_expired_rows_go_when_all_runs_of_a_group_take_part(tmp_p
     tail = [run.name for run in manifest.stack(0)[:3]]
     done = compact(reader, _merges(manifest, 3), tmp_path / "part.arrow", negative)
     assert [m.inputs for m in done] == [tuple(tail)]
-    partly = manifest.advanced(5, [], done)
+    partly = manifest.advance(5, [], done)
     assert scanned(state_of(tmp_path, partly)) == before
     assert done[0].run is not None
     assert (done[0].run.rows, done[0].run.born) == (5, 4), "they still hide what is older"
 
     reader = state_of(tmp_path, partly)
     done = compact(reader, _merges(partly, 2), tmp_path / "all.arrow", negative)
-    wholly = partly.advanced(6, [], done)
+    wholly = partly.advance(6, [], done)
     left = {key: row for key, row in before.items() if row[0] >= 0}
     assert scanned(state_of(tmp_path, wholly)) == left
     assert wholly.counts() == [len(left)]
@@ -122,9 +122,9 @@ def test_a_group_of_which_nothing_is_left_has_no_run(tmp_path: Path) -> None:
     manifest = Manifest(0, 1)
     for epoch, rows in enumerate([{(1,): (1, None)}, {(1,): None}], 1):
         made = write_run(tmp_path / f"{epoch}.arrow", rows, born=epoch, groups=1)
-        manifest = manifest.advanced(epoch, [made])
+        manifest = manifest.advance(epoch, [made])
     done = compact(state_of(tmp_path, manifest), _merges(manifest, 2), tmp_path / "m.arrow")
-    after = manifest.advanced(3, [], done)
+    after = manifest.advance(3, [], done)
     assert (done[0].run, after.entries) == (None, ())
     assert not (tmp_path / "m.arrow").exists()
     assert scanned(state_of(tmp_path, after)) == {}

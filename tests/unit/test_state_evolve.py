@@ -111,16 +111,16 @@ def test_runs_of_before_and_after_a_change_are_read_and_merged_together(tmp_path
     changed: dict[Any, Any] = {(3, "x"): (7, 33), (4, "x"): None}
     one = write_run(tmp_path / "1.arrow", rows, born=1, schema=old)
     two = write_run(tmp_path / "2.arrow", changed, born=2, schema=new)
-    manifest = Manifest(0, 8).advanced(1, [one]).advanced(2, [two])
+    manifest = Manifest(0, 8).advance(1, [one]).advance(2, [two])
     expected = {(k, "x"): (None, k) for k in range(20) if k != 4} | {(3, "x"): (7, 33)}
     reader = Reader(tmp_path, manifest, new)
     assert scanned(reader) == expected
     assert looked_up(reader, [(k, "x") for k in range(25)]) == expected
-    assert reader.next_due("at") == 7
+    assert reader.find_next_due("at") == 7
     plan = [
         Merge(range(group, group + 1), tuple(stack), True)
         for group in range(8)
         if len(stack := manifest.stack(group)) > 1
     ]
-    merged = manifest.advanced(3, [], compact(reader, plan, tmp_path / "m.arrow"))
+    merged = manifest.advance(3, [], compact(reader, plan, tmp_path / "m.arrow"))
     assert scanned(Reader(tmp_path, merged, new)) == expected

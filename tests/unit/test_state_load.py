@@ -57,7 +57,7 @@ def test_state_that_is_dumped_and_loaded_is_the_same(tmp_path: Path) -> None:
     for epoch in range(1, 4):
         rows = {(n,): None if n % 7 == epoch else (n * epoch, n or None) for n in range(0, 200)}
         run = write_run(state / f"{epoch}.arrow", rows, born=epoch)
-        manifest = manifest.advanced(epoch, [run])
+        manifest = manifest.advance(epoch, [run])
     before = scanned(state_of(state, manifest))
     told: list[int] = []
     assert dump(state_of(state, manifest), out, told.append) == len(before)
@@ -100,7 +100,7 @@ def test_every_type_comes_back(tmp_path: Path) -> None:
         (None, None, None): (None, None, None, datetime(2026, 1, 1), None),
         ("", Decimal("-0.01"), None): ([{"ad": "b", "at": at}], None, b"", None, None),
     }  # fmt: skip
-    manifest = Manifest(0, 8).advanced(
+    manifest = Manifest(0, 8).advance(
         1, [write_run(tmp_path / "1.arrow", rows, schema=schema, groups=8)]
     )
     (tmp_path / "out").mkdir()

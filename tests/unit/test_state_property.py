@@ -13,13 +13,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from stored import Key, looked_up, placed, plain, scanned, write_run
+from stored import Key, find_unreachable, looked_up, placed, plain, scanned, write_run
 
 from onceflow.state import compact as compacting
 from onceflow.state import runs
 from onceflow.state.compact import compact, plan_merges
 from onceflow.state.keys import END, group_of, task_ranges
-from onceflow.state.manifest import Manifest, MergeResult, Run, find_unreachable
+from onceflow.state.manifest import Manifest, MergeResult, Run
 from onceflow.state.runs import StoreSchema
 from onceflow.state.store import Reader
 
@@ -60,7 +60,7 @@ class World:
             if attempt < failures:
                 continue
             merged = [part for _, parts in outcome for part in parts]
-            after = manifest.advanced(manifest.epoch + 1, [run for run, _ in outcome], merged)
+            after = manifest.advance(manifest.epoch + 1, [run for run, _ in outcome], merged)
             after.write(self.folder, f"{after.epoch}.json")
             new = {k: v for k, v in {**state, **changes}.items() if v is not None}
             self.history.append((Manifest.read(self.folder / f"{after.epoch}.json"), new))
@@ -115,14 +115,14 @@ class World:
         expected = [k for k, (_, wake) in state.items() if wake is not None and wake <= until]
         assert due == sorted(map(repr, expected))
         later = [wake for _, wake in state.values() if wake is not None and wake > until]
-        next_due = whole.next_due("wake", until)
+        next_due = whole.find_next_due("wake", until)
         assert next_due is not None or not later
         assert next_due is None or until < next_due <= min(later, default=next_due)
 
     def due(self, reader: Reader, until: int, most: int) -> list[Key]:
         found, low = [], -END
         while low < END:
-            places, keys, reached = reader.due("wake", until, low, END, most)
+            places, keys, reached = reader.find_due("wake", until, low, END, most)
             assert low < reached
             assert all(low <= place < reached for place in places.tolist())
             found += plain(keys)

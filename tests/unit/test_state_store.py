@@ -27,7 +27,7 @@ def state(folder: Path, *epochs: dict[Any, Any], modulo: int = 0) -> Manifest:
     manifest = EMPTY
     for epoch, rows in enumerate(epochs, 1):
         run = write_run(folder / f"{epoch}.arrow", rows, born=epoch, modulo=modulo)
-        manifest = manifest.advanced(epoch, [run])
+        manifest = manifest.advance(epoch, [run])
     return manifest
 
 
@@ -55,8 +55,8 @@ def test_a_state_of_nothing_has_nothing(tmp_path: Path) -> None:
     reader = state_of(tmp_path, EMPTY)
     assert looked_up(reader, [(1,)]) == {}
     assert scanned(reader) == {}
-    assert reader.due("wake", 100, -END, END, 10)[0].size == 0
-    assert reader.next_due("wake") is None
+    assert reader.find_due("wake", 100, -END, END, 10)[0].size == 0
+    assert reader.find_next_due("wake") is None
     values, found = reader.look_up(np.zeros(0, np.int64), keys_table([]))
     assert (values.num_rows, values.schema, found.size) == (0, SCHEMA.values, 0)
 
@@ -76,7 +76,7 @@ def test_keys_that_share_a_place_are_told_apart_across_blocks(tmp_path: Path) ->
 def test_an_older_manifest_sees_nothing_of_what_came_later(tmp_path: Path) -> None:
     before = state(tmp_path, {(1,): (1, None)})
     run = write_run(tmp_path / "later.arrow", {(1,): (2, None), (2,): (2, None)}, born=2)
-    after = before.advanced(2, [run])
+    after = before.advance(2, [run])
     assert scanned(state_of(tmp_path, before)) == {(1,): (1, None)}
     assert scanned(state_of(tmp_path, after)) == {(1,): (2, None), (2,): (2, None)}
 
@@ -90,7 +90,7 @@ def test_keys_of_several_columns_and_types(tmp_path: Path) -> None:
         ("x", None): ([{"a": "1"}],), (None, None): ([],), (None, 7): (None,), ("", 7): ([None],),
     }  # fmt: skip
     run = write_run(tmp_path / "a.arrow", rows, schema=schema)
-    reader = Reader(tmp_path, EMPTY.advanced(1, [run]), schema)
+    reader = Reader(tmp_path, EMPTY.advance(1, [run]), schema)
     assert looked_up(reader, [*rows, ("x", 7)]) == rows
 
 
@@ -142,7 +142,7 @@ def all_due(reader: Reader, until: int, most: int, **more: Any) -> list[int]:
     """The users that are due, asked for bit by bit."""
     found, low = [], -END
     while low < END:
-        places, keys, reached = reader.due("wake", until, low, END, most, **more)
+        places, keys, reached = reader.find_due("wake", until, low, END, most, **more)
         assert ((places >= low) & (places < reached)).all()
         assert reached > low
         found += [user for (user,) in plain(keys)]
@@ -180,7 +180,13 @@ def test_what_an_earlier_epoch_has_fired_need_not_be_looked_up(tmp_path: Path) -
 def test_the_next_time_that_something_can_be_due(tmp_path: Path) -> None:
     manifest = state(tmp_path, {(1,): (1, 10), (2,): (2, 30)}, {(3,): (3, 20), (4,): (4, None)})
     reader = state_of(tmp_path, manifest)
-    assert [reader.next_due("wake", t) for t in (None, 9, 10, 20, 30)] == [10, 10, 20, 30, None]
+    assert [reader.find_next_due("wake", t) for t in (None, 9, 10, 20, 30)] == [
+        10,
+        10,
+        20,
+        30,
+        None,
+    ]
 
 
 def test_a_column_that_became_a_timer_later_is_looked_through(tmp_path: Path) -> None:
@@ -188,9 +194,9 @@ def test_a_column_that_became_a_timer_later_is_looked_through(tmp_path: Path) ->
     run = write_run(tmp_path / "a.arrow", {(1,): (5, 1), (2,): (50, 1)}, schema=before)
     after = StoreSchema(SCHEMA.keys, pa.schema([*before.values, SCHEMA.values.field("wake")]),
                         ("total", "wake"))  # fmt: skip
-    reader = Reader(tmp_path, EMPTY.advanced(1, [run]), after)
-    assert plain(reader.due("total", 10, -END, END, 9)[1]) == [(1,)]
-    assert plain(reader.due("wake", 10, -END, END, 9)[1]) == []
-    assert [reader.next_due("total", 5), reader.next_due("total"), reader.next_due("wake")] == [
-        50, 5, None,
-    ]  # fmt: skip
+    reader = Reader(tmp_path, EMPTY.advance(1, [run]), after)
+    assert plain(reader.find_due("total", 10, -END, END, 9)[1]) == [(1,)]
+    assert plain(reader.find_due("wake", 10, -END, END, 9)[1]) == []
+    assert reader.find_next_due("total", 5) == 50
+    assert reader.find_next_due("total") == 5
+    assert reader.find_next_due("wake") is None

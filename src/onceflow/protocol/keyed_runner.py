@@ -80,7 +80,7 @@ def files_of(folder: Path, decision: Decision) -> list[Path]:
     for name, stood in decision.keyed.items():
         manifest = manifest_of(folder, decision, name)
         path = _manifest_path(folder, name, stood)
-        found += [path, *(folder / FOLDER / name / run for run in sorted(manifest.reachable()))]
+        found += [path, *(folder / FOLDER / name / run for run in sorted(manifest.run_names()))]
     return found
 
 
@@ -196,7 +196,7 @@ class Operators:
         # 3. list
         runs = [Run.from_json(r["run"]) for r in reports if r["run"] is not None]
         merged = [MergeResult.from_json(m) for r in reports for m in r["merged"]]
-        manifest = manifest.advanced(epoch, runs, merged)
+        manifest = manifest.advance(epoch, runs, merged)
         name = f"{at.tag}.json"
         crc = manifest.write(self._folder(step), name)
         self._manifests[step.name] = (epoch, manifest)
@@ -393,7 +393,7 @@ class Operators:
             if key in self._reachable:
                 known[key] = self._reachable[key]
             else:
-                known[key] = frozenset(Manifest.read(folder / key[1], one["crc"]).reachable())
+                known[key] = frozenset(Manifest.read(folder / key[1], one["crc"]).run_names())
             needed |= known[key]
         self._reachable = known
         return needed

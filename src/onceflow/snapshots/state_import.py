@@ -101,7 +101,7 @@ def _with(cut: Cut, step: str, place: Path, named: Mapping[str, object], loaded:
     """The same cut, with another state of the step."""
     stood = {**cut.decision.keyed[step], **named, "next": loaded.earliest}
     decision = replace(cut.decision, keyed={**cut.decision.keyed, step: stood})
-    names = [str(named["manifest"]), *sorted(loaded.manifest.reachable())]
+    names = [str(named["manifest"]), *sorted(loaded.manifest.run_names())]
     inside = f"{FOLDER}/{step}/"
     files = {name: path for name, path in cut.files.items() if not name.startswith(inside)}
     files |= {inside + name: place / name for name in names}

@@ -1,11 +1,11 @@
-"""Merging runs, so that a key group has few of them, within a bounded share of each epoch.
+"""Merge runs, so that each key group has few of them, within a bounded share of each epoch.
 
-The newest runs are merged as soon as there are four whose sizes do not grow: a run is taken along
-if it has no more rows than all newer ones together. Those that remain at least double from one to
-the next, so a group has O(log n) runs, and a row is written O(log n) times.
+The newest runs are merged as soon as there are four in a row that are not larger than all newer
+ones together. The runs that remain at least double in size from one to the next, so a group has
+O(log n) runs, and a row is written O(log n) times.
 
-All that is needed to choose is in the manifest. A merge is part of an epoch: until the epoch is
-decided no manifest names what it wrote.
+The choice needs nothing but the manifest. A merge is part of an epoch: until the epoch is decided,
+no manifest names the run that it wrote.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ import pyarrow as pa
 
 from onceflow.state.keys import first_place
 from onceflow.state.manifest import Manifest, MergeResult, Run
-from onceflow.state.runs import Mask, RunWriter
+from onceflow.state.runs import RunWriter
 from onceflow.state.store import Reader, merge_runs
+from onceflow.state.vectors import Bools
 
 FEWEST = 4  # runs that are worth a merge
-MOST = 16  # runs of a group that are merged whatever it costs
+MOST = 16  # runs of a group; more are merged at any cost
 _LEAST_BUDGET = 50_000
 _SHARES = (4, 8)  # of the rows that a task writes
 
-Expired = Callable[[pa.Table], Mask]
+Expired = Callable[[pa.Table], Bools]
 
 
 @dataclass(frozen=True)
 class Merge:
-    """The newest runs of some groups that become one. `whole`: all runs of the groups."""
+    """The newest runs of some groups that become one; `whole`: these are all of their runs."""
 
     groups: range
     inputs: tuple[Run, ...]
@@ -42,13 +43,13 @@ class Merge:
 def plan_merges(
     manifest: Manifest, new: Run | None, groups: range, budget_rows: int | None = None
 ) -> list[Merge]:
-    """What a task merges after it wrote `new`, reading at most `budget_rows` rows.
+    """The merges of a task after it wrote `new`, which read at most `budget_rows` rows.
 
-    By default that is four to eight times the rows of `new`, the more the longer groups have
-    waited. Runs that are small enough are merged in all groups at once, so that they end and
-    there are few files. Where that is above the budget each group is merged by itself, those with
-    the most runs first, so that each has its turn. A group that has more than `MOST` is merged
-    even if it alone is above the budget: it has at most its own rows.
+    By default that is four to eight times the rows of `new`, more if groups have waited longer.
+    Runs that are small enough are merged in all groups at once, so that their files are no longer
+    needed and there are few files. If that exceeds the budget, groups are merged one by one, those
+    with the most runs first, so that each has its turn. A group with more than `MOST` runs is
+    merged even if it alone exceeds the budget.
     """
     stacks = dict(zip(groups, manifest.stacks(groups), strict=True))
     if new is not None:
@@ -58,15 +59,15 @@ def plan_merges(
     wanted = []
     for group, stack in stacks.items():
         sizes = [run.count(group) for run in stack]
-        if (number := _worth(sizes)) >= FEWEST:
+        if (number := _count_worth(sizes)) >= FEWEST:
             wanted.append((-number, sum(sizes[:number]), group))
     wanted.sort()
     most = -wanted[0][0] if wanted else 0
     if budget_rows is None:
         share = min(max(_SHARES), max(min(_SHARES), most - FEWEST))
         budget_rows = max(share * (new.rows if new else 0), _LEAST_BUDGET)
-    if most <= MOST and (small := _small(stacks, manifest, new, budget_rows)):
-        return _joined(
+    if most <= MOST and (small := _find_small(stacks, manifest, new, budget_rows)):
+        return _join(
             Merge(range(group, group + 1), tuple(inputs), len(inputs) == len(stack))
             for group, stack in stacks.items()
             if (inputs := [run for run in stack if run.name in small])
@@ -77,13 +78,13 @@ def plan_merges(
             newest, whole = stacks[group][:-negative], -negative == len(stacks[group])
             chosen.append(Merge(range(group, group + 1), tuple(newest), whole))
             budget_rows -= rows
-    return _joined(chosen)
+    return _join(chosen)
 
 
-def _small(
+def _find_small(
     stacks: Mapping[int, list[Run]], manifest: Manifest, new: Run | None, budget_rows: int
 ) -> set[str]:
-    """The newest runs that can be merged in all groups at once, if it is worth it."""
+    """The newest runs to merge in all groups at once, if there are enough of them."""
     rows: dict[str, int] = {} if new is None else {new.name: 0}
     rows.update((entry.run.name, 0) for entry in manifest.entries)
     for group, stack in stacks.items():
@@ -92,29 +93,29 @@ def _small(
     names = [name for name in rows if rows[name]]  # newest first
     totals = list(accumulate(rows[name] for name in names))
     names = names[: sum(total <= budget_rows for total in totals)]
-    number = _worth([rows[name] for name in names])
+    number = _count_worth([rows[name] for name in names])
     return set(names[:number]) if number >= FEWEST else set()
 
 
-def _worth(sizes: Sequence[int]) -> int:
-    """How many of the newest runs to merge: up to one that is not larger than all before it."""
+def _count_worth(sizes: Sequence[int]) -> int:
+    """How many of the newest runs to merge: up to the last not larger than all before it."""
     totals = list(accumulate(sizes))
     return max((i + 1 for i in range(1, len(sizes)) if sizes[i] <= totals[i - 1]), default=0)
 
 
-def _joined(merges: Iterable[Merge]) -> list[Merge]:
-    """In the order of groups; neighbours that merge the same runs are one merge."""
+def _join(merges: Iterable[Merge]) -> list[Merge]:
+    """The merges by group; neighbours with the same runs become one merge."""
     found: list[Merge] = []
     for merge in sorted(merges, key=lambda m: m.groups.start):
         last = found[-1] if found else None
-        if last and last.groups.stop == merge.groups.start and _alike(last, merge):
+        if last and last.groups.stop == merge.groups.start and _have_same_runs(last, merge):
             found[-1] = Merge(range(last.groups.start, merge.groups.stop), last.inputs, last.whole)
         else:
             found.append(merge)
     return found
 
 
-def _alike(one: Merge, two: Merge) -> bool:
+def _have_same_runs(one: Merge, two: Merge) -> bool:
     names = [[run.name for run in merge.inputs] for merge in (one, two)]
     return names[0] == names[1] and one.whole == two.whole
 
@@ -122,10 +123,9 @@ def _alike(one: Merge, two: Merge) -> bool:
 def compact(
     reader: Reader, plan: Iterable[Merge], path: Path, expired: Expired | None = None
 ) -> list[MergeResult]:
-    """Do it, into one new run at `path`; what `Manifest.advanced` must know of it.
+    """Merge into one new run at `path`; the results are for `Manifest.advance`.
 
-    Where all runs of a group take part tombstones go, and so do rows of which `expired` says that
-    nothing in them counts any more.
+    A merge of all runs of a group drops tombstones and the rows that `expired` selects.
     """
     plan = list(plan)
     groups = reader.manifest.groups

@@ -83,7 +83,7 @@ def load(
         timer: min((at for run in found if (at := run.timers[timer]) is not None), default=None)
         for timer in schema.timers
     }
-    manifest = Manifest(epoch, groups).advanced(epoch, found)
+    manifest = Manifest(epoch, groups).advance(epoch, found)
     return LoadResult(manifest, sum(run.rows for run in found), earliest, absent)
 
 

@@ -107,7 +107,7 @@ class Manifest:
                     found[group - groups.start].append(entry.run)
         return found
 
-    def reachable(self) -> set[str]:
+    def run_names(self) -> set[str]:
         return {entry.run.name for entry in self.entries}
 
     def counts(self) -> list[int]:
@@ -122,7 +122,7 @@ class Manifest:
         """The size of all files of the state."""
         return sum(entry.run.bytes for entry in self.entries)
 
-    def advanced(
+    def advance(
         self, epoch: int, added: Iterable[Run | None], compacted: Iterable[MergeResult] = ()
     ) -> Manifest:
         """The state after an epoch whose tasks added and merged these runs.
@@ -181,12 +181,6 @@ class Manifest:
         except Damaged as error:
             raise Damaged(error.message, hint=_HINT) from None
         return cls.from_json(body)
-
-
-def find_unreachable(folder: Path, manifests: Iterable[Manifest]) -> list[Path]:
-    """The runs in the folder that none of the manifests names."""
-    needed = set().union(*(manifest.reachable() for manifest in manifests))
-    return sorted(path for path in folder.glob(f"*{SUFFIX}") if path.name not in needed)
 
 
 def _replace(entries: list[Entry], parts: Sequence[MergeResult]) -> list[Entry]:

@@ -88,7 +88,7 @@ class KeyedProcess:
 
     @property
     def binding(self) -> Binding:
-        """The columns of keys and rows, the name of the event time, whether there is a watermark."""
+        """The columns of keys and rows, the name of the event time, and if there is a watermark."""
         if self._binding is None:
             raise JobError(
                 f"{type(self).__name__} is not part of a step yet",

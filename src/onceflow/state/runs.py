@@ -1,12 +1,11 @@
-"""Runs: immutable files of rows in the order of their places.
+"""Runs: immutable files of rows in the order of their places, and how they are read.
 
 A run is an Arrow file, read through the page cache. Its columns are the place, the key columns,
-whether the row is live (if not it is a tombstone, and its values are null), and the value columns.
-Its rows lie in blocks; an empty block at the end says what is in them. A file has its own schema,
-so runs of before and after a change of columns are read together.
+`_live` (a row that is not live is a tombstone, and its values are null), and the value columns. Its
+rows lie in blocks, which the metadata of an empty block at the end describes. Each file has its own
+schema, so runs from before and after a change of columns are read together.
 
-A process reads nothing from a run before it has compared the file with the checksum that the
-manifest has of it.
+A process compares a file with the checksum in the manifest before it reads anything else of it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as t
@@ -31,11 +29,9 @@ from onceflow.errors import Damaged, JobError, OnceflowError
 from onceflow.state.evolve import adapt
 from onceflow.state.keys import END, Places, compare_keys, find_repeats, groups_of
 from onceflow.state.manifest import SUFFIX, Run
-from onceflow.state.vectors import to_longs
+from onceflow.state.vectors import Bools, Ints, to_longs
 from onceflow.store.posix import fsync_dir, make_dirs, translate_disk_full
 
-Mask = npt.NDArray[np.bool_]
-Rows = npt.NDArray[np.int64]
 Identity = tuple[str, int, int, int, int]  # of a file: path, inode, size, time, checksum
 
 BLOCK_ROWS, BLOCK_BYTES = 1 << 16, 8 << 20
@@ -46,7 +42,7 @@ _REMEMBERED = 4096
 
 @dataclass(frozen=True)
 class StoreSchema:
-    """Key columns, value columns, and those value columns that are times to wake up at."""
+    """Key columns, value columns, and which value columns are timers."""
 
     keys: pa.Schema
     values: pa.Schema
@@ -61,7 +57,7 @@ class StoreSchema:
             kind = self.values.field(name).type
             if not (t.is_int64(kind) or t.is_timestamp(kind)):
                 raise JobError(f"timer {name} is {kind}", hint="declare it long or timestamp")
-        # Tombstones and keys that are not found have null values, whatever was declared.
+        # Tombstones and keys without state have null values, whatever was declared.
         loose = pa.schema([field.with_nullable(True) for field in self.values])
         object.__setattr__(self, "values", loose)
         object.__setattr__(self, "keys", self.keys.remove_metadata())
@@ -76,10 +72,10 @@ class StoreSchema:
 
 
 class RunWriter:
-    """Writes one run, in bounded memory. When `close` returns the file survives a power cut.
+    """Writes one run in bounded memory. Once `close` has returned, the file survives a power cut.
 
-    `path` must be new: names are never used again. What is left of a writer that was not closed
-    is named by no manifest.
+    `path` must be new: names are never used twice. No manifest names the file of a writer that was
+    not closed.
     """
 
     def __init__(self, path: Path, schema: StoreSchema, groups: int) -> None:
@@ -91,11 +87,11 @@ class RunWriter:
         self._held: list[pa.Table] = []
         self._rows = self._bytes = 0
         self._last = -(1 << 63)
-        self._file: _Summed | None = None
+        self._file: _ChecksummedFile | None = None
         self._writer: Any = None
 
-    def add(self, places: Places, keys: pa.Table, values: pa.Table, live: Mask) -> None:
-        """Rows that follow those that were added before; each key once."""
+    def add(self, places: Places, keys: pa.Table, values: pa.Table, live: Bools) -> None:
+        """Add rows whose places follow those of the rows before; each key once."""
         if not len(places):
             return
         if int(places[0]) < self._last or (places[1:] < places[:-1]).any():
@@ -119,7 +115,7 @@ class RunWriter:
             self._write()
 
     def discard(self) -> None:
-        """Leave no file. For a writer that will not be closed."""
+        """Remove the file, instead of `close`."""
         if self._file is not None:
             self._file.discard()
             self._path.unlink(missing_ok=True)
@@ -141,14 +137,14 @@ class RunWriter:
         with self._on_disk():
             if self._file is None:
                 make_dirs(self._path.parent)
-                self._file = _Summed(self._path)
+                self._file = _ChecksummedFile(self._path)
                 self._writer = pa.ipc.new_file(pa.PythonFile(self._file, "w"), table.schema)
             for block in table.to_batches(max_chunksize=-(-self._rows // pieces)):
                 self._writer.write_batch(block)
-                self._blocks.append(self._described(block))
+                self._blocks.append(self._describe(block))
         self._held, self._rows, self._bytes = [], 0, 0
 
-    def _described(self, block: pa.RecordBatch) -> dict[str, Any]:
+    def _describe(self, block: pa.RecordBatch) -> dict[str, Any]:
         places = block.column(0)
         timers = {
             name: pc.min(to_longs(block.column(self._at(name)))).as_py()
@@ -163,7 +159,7 @@ class RunWriter:
         return len(self._schema.keys) + 2 + int(self._schema.values.get_field_index(value))
 
     def close(self, born: int) -> Run | None:
-        """The run, whose newest row is of epoch `born`. None, and no file, if it has no rows."""
+        """The run, whose newest row is of epoch `born`; None, and no file, without rows."""
         self._write()
         if self._file is None:
             return None
@@ -184,12 +180,12 @@ class RunWriter:
             self._path.name, int(self._counts.sum()), self._file.size, self._file.crc32, born,
             int(some[0]), tuple(self._counts[some[0] : some[-1] + 1].tolist()), earliest,
         )  # fmt: skip
-        remember(self._path, run)
+        _remember(self._path, run)
         return run
 
 
-class _Summed:
-    """A new file that knows its size and checksum."""
+class _ChecksummedFile:
+    """A new file that counts its size and checksum."""
 
     closed = False
 
@@ -209,10 +205,10 @@ class _Summed:
         self._file.flush()
 
     def close(self) -> None:
-        """Arrow's writer is done; `harden` closes."""
+        """Called by Arrow's writer; `harden` closes the file."""
 
     def discard(self) -> None:
-        with contextlib.suppress(OSError):  # what is buffered does not fit either
+        with contextlib.suppress(OSError):  # the disk is full for the buffer too
             self._file.close()
         self.closed = True
 
@@ -226,7 +222,7 @@ class _Summed:
 # ---------------------------------------------------------------- checksums
 
 
-_verified: dict[Identity, None] = {}  # the oldest first
+_verified: dict[Identity, None] = {}  # oldest first
 
 
 def _identity(path: Path, run: Run) -> Identity:
@@ -234,14 +230,14 @@ def _identity(path: Path, run: Run) -> Identity:
     return (str(path), status.st_ino, status.st_size, status.st_mtime_ns, run.crc32)
 
 
-def remember(path: Path, run: Run) -> None:
+def _remember(path: Path, run: Run) -> None:
     while len(_verified) >= _REMEMBERED:
         del _verified[next(iter(_verified))]
     _verified[_identity(path, run)] = None
 
 
 def verify(path: Path, run: Run) -> Identity:
-    """`Damaged` unless the file is what was written. Once for each file and process."""
+    """`Damaged` unless the file has the size and checksum of the run; once for each process."""
     hint = (
         f"restore a savepoint, or roll back to an epoch before {run.born}; nothing was computed "
         "from the file"
@@ -264,23 +260,20 @@ def verify(path: Path, run: Run) -> Identity:
             f"{run.bytes} bytes with {run.crc32:08x}",
             hint=hint,
         )
-    remember(path, run)
+    _remember(path, run)
     return identity
 
 
-_KEPT = 128
-_open: dict[tuple[Identity, StoreSchema], OpenRun] = {}  # the one that was used last comes last
+_MOST_OPEN = 128
+_open: dict[tuple[Identity, StoreSchema], OpenRun] = {}  # least recently used first
 
 
 def open_run(folder: Path, run: Run, schema: StoreSchema) -> OpenRun:
-    """A run that stays mapped for who needs it next: mapping it anew costs as much as reading it.
-
-    See `close_removed` for files that are removed.
-    """
+    """Open a run, which stays mapped: to map it again costs as much as to read it."""
     key = (verify(folder / run.name, run), schema)
     found = _open.pop(key, None) or OpenRun(folder, run, schema)
     _open[key] = found
-    while len(_open) > _KEPT:
+    while len(_open) > _MOST_OPEN:
         del _open[next(iter(_open))]
     return found
 
@@ -292,7 +285,7 @@ def close_removed() -> None:
 
 
 class OpenRun:
-    """A run that was compared with its checksum, as blocks of rows. Nothing is held in memory."""
+    """A verified run as blocks of rows. A look-up costs what its keys do, not what the run does."""
 
     def __init__(self, folder: Path, run: Run, schema: StoreSchema) -> None:
         path = folder / run.name
@@ -328,19 +321,19 @@ class OpenRun:
     def keys(self, rows: pa.Table) -> pa.Table:
         return adapt(rows.select(range(1, self._keys + 1)), self._schema.keys)
 
-    def live(self, rows: pa.Table) -> Mask:
-        found: Mask = rows.column(self._keys + 1).to_numpy()
+    def live(self, rows: pa.Table) -> Bools:
+        found: Bools = rows.column(self._keys + 1).to_numpy()
         return found
 
     def values(self, rows: pa.Table) -> pa.Table:
         return adapt(rows.select(range(self._keys + 2, rows.num_columns)), self._schema.values)
 
     def earliest(self, number: int, timer: str) -> int | None:
-        """A time that no time of a block is before; None if it has no times at all."""
+        """No time of the block is before this one; None if it has no times."""
         if timer in self._timers[number]:
             found: int | None = self._timers[number][timer]
             return found
-        return -END  # it was no timer when the run was written
+        return -END  # the column was no timer when the run was written
 
     def times(self, number: int, timer: str) -> pa.Array | None:
         if timer not in self._names[self._keys + 2 :]:
@@ -349,7 +342,7 @@ class OpenRun:
         return to_longs(self.block(number).column(at))
 
     def between(self, low: int, high: int) -> list[pa.RecordBatch]:
-        """Rows at places in [low, high)."""
+        """The rows at places in [low, high)."""
         found = []
         for number in self.overlapping(low, high):
             places = self.places(number)
@@ -359,19 +352,19 @@ class OpenRun:
         return found
 
     def overlapping(self, low: int, high: int) -> range:
-        """Blocks that may have rows at places in [low, high)."""
+        """The blocks that may have rows at places in [low, high)."""
         start = int(self.lasts.searchsorted(low)) if low < END else len(self)
         stop = int(self.firsts.searchsorted(high)) if high < END else len(self)
         return range(start, stop)
 
-    def complete(self, number: int) -> bool:
-        """Does the last place of a block end with it? The next one may have more of its keys."""
+    def is_complete(self, number: int) -> bool:
+        """Does the block have all rows of its last place? The next block may have more of them."""
         return number + 1 == len(self) or bool(self.firsts[number + 1] > self.lasts[number])
 
     def find(
         self, places: Places, keys: pa.Table, *, values: bool = True
-    ) -> list[tuple[Rows, pa.Table]]:
-        """Which of these keys the run has, and their rows; `values`: with their values."""
+    ) -> list[tuple[Ints, pa.Table]]:
+        """Which of these keys the run has, and their rows, with or without `values`."""
         starts, stops = places.searchsorted(self.firsts), places.searchsorted(self.lasts, "right")
         tried = []
         for number in np.flatnonzero(starts < stops).tolist():
@@ -385,7 +378,7 @@ class OpenRun:
         while tried:
             rows = pa.Table.from_batches([self._take(n, at, values) for n, at, _ in tried])
             who = np.concatenate([who for _, _, who in tried])
-            # A place that goes on in the next block is asked for in both.
+            # A place that continues in the next block is looked up in both.
             each_once = len(who) == len(places) and (who[1:] > who[:-1]).all()
             asked = keys if each_once else keys.take(who)
             same = compare_keys(self.keys(rows), asked)
@@ -397,9 +390,9 @@ class OpenRun:
         return found
 
     def _next(
-        self, tried: Sequence[tuple[int, Rows, Rows]], same: Mask, places: Places
-    ) -> list[tuple[int, Rows, Rows]]:
-        """The rows after those that have the place and not the key, if they have the place too."""
+        self, tried: Sequence[tuple[int, Ints, Ints]], same: Bools, places: Places
+    ) -> list[tuple[int, Ints, Ints]]:
+        """The following rows of the same place, for rows that have another key."""
         left, start = [], 0
         for number, at, who in tried:
             wrong = ~same[start : start + len(at)]
@@ -411,7 +404,7 @@ class OpenRun:
                 left.append((number, after[hit], asked[hit]))
         return left
 
-    def _take(self, number: int, at: Rows, values: bool) -> pa.RecordBatch:
+    def _take(self, number: int, at: Ints, values: bool) -> pa.RecordBatch:
         block = self.block(number)
         if not values:
             block = block.select(range(self._keys + 1))
@@ -419,6 +412,6 @@ class OpenRun:
 
 
 def find_bounds(places: Places, low: int, high: int) -> tuple[int, int]:
-    """The slice of ordered places that lies in [low, high)."""
+    """The slice of the ordered places in [low, high)."""
     stop = int(places.searchsorted(high)) if high < END else len(places)
     return int(places.searchsorted(low)) if low < END else len(places), stop

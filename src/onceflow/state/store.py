@@ -1,8 +1,8 @@
-"""The state of some key groups at the end of an epoch: look-ups, due timers, and all of it.
+"""The state of some key groups at the end of an epoch: look-ups, due timers, and scans.
 
-What a look-up costs follows the keys that are asked for, not the state: runs are asked newest
-first, each for the keys that are still open, and of a run only the rows that are asked for are
-read. Memory is bounded by the keys asked for, and for a scan by one block of each run.
+A look-up costs what its keys cost, not what the state does: it searches the runs, newest first, for
+the keys that were not found yet, and reads only their rows. Memory is bounded by the keys, and for
+a scan by one block of each run.
 """
 
 from __future__ import annotations
@@ -17,15 +17,8 @@ import pyarrow.compute as pc
 
 from onceflow.state.keys import END, Places, find_repeats, first_place, group_of, groups_of
 from onceflow.state.manifest import Entry, Manifest, Run
-from onceflow.state.runs import (
-    Mask,
-    OpenRun,
-    Rows,
-    StoreSchema,
-    close_removed,
-    find_bounds,
-    open_run,
-)
+from onceflow.state.runs import OpenRun, StoreSchema, close_removed, find_bounds, open_run
+from onceflow.state.vectors import Bools, Ints
 
 
 @dataclass(frozen=True)
@@ -34,12 +27,12 @@ class Piece:
 
     places: Places
     keys: pa.Table
-    live: Mask
+    live: Bools
     values: pa.Table
 
 
 class Reader:
-    """Reads the state of the groups in `groups` as `manifest` has it, whatever is written since."""
+    """Reads the state of `groups` as `manifest` describes it."""
 
     def __init__(
         self, folder: Path, manifest: Manifest, schema: StoreSchema, groups: range | None = None
@@ -52,32 +45,32 @@ class Reader:
         self._open: dict[str, OpenRun] = {}
         close_removed()
 
-    def _mask(self, entry: Entry) -> Mask:
+    def _mask(self, entry: Entry) -> Bools:
         mask = np.zeros(self.manifest.groups, np.bool_)
         for part in entry.serves:
             mask[max(part.start, self.groups.start) : min(part.stop, self.groups.stop)] = True
         return mask
 
-    def _run(self, number: int) -> OpenRun:
+    def _open_number(self, number: int) -> OpenRun:
         return self.open(self._served[number][0].run)
 
     def open(self, run: Run) -> OpenRun:
-        """The run, compared with its checksum. It stays open as long as the reader."""
+        """The run, verified. It stays open as long as the reader."""
         if run.name not in self._open:
             self._open[run.name] = open_run(self.folder, run, self.schema)
         return self._open[run.name]
 
     # ------------------------------------------------------------ some keys
 
-    def look_up(self, places: Places, keys: pa.Table) -> tuple[pa.Table, Mask]:
-        """The values of each key, null where there are none, and which keys there are.
+    def look_up(self, places: Places, keys: pa.Table) -> tuple[pa.Table, Bools]:
+        """The values of each key, null where there are none, and which keys have state.
 
-        Places are in order; `ValueError` if they are not, or not in the reader's groups.
+        `ValueError` unless the places are in order and in the groups of the reader.
         """
         rows, pieces, total = np.full(len(places), -1), [], 0
         found = np.zeros(len(places), np.bool_)
-        for number, who, table in self._resolved(places, keys, values=True):
-            run = self._run(number)
+        for number, who, table in self._resolve(places, keys, values=True):
+            run = self._open_number(number)
             found[who] = run.live(table)
             rows[who] = np.arange(total, total + len(who))
             pieces.append(run.values(table))
@@ -90,10 +83,10 @@ class Reader:
             values = values.take(pa.array(rows, mask=rows < 0))
         return values, found
 
-    def _resolved(
+    def _resolve(
         self, places: Places, keys: pa.Table, *, values: bool
-    ) -> Iterator[tuple[int, Rows, pa.Table]]:
-        """Which run has the newest version of which keys, and the rows there; tombstones too."""
+    ) -> Iterator[tuple[int, Ints, pa.Table]]:
+        """Which run has the newest version of which keys, with the rows; also tombstones."""
         if not len(places):
             return
         if (places[1:] < places[:-1]).any():
@@ -106,7 +99,7 @@ class Reader:
             mine = np.flatnonzero(is_open & mask[groups])
             if not mine.size:
                 continue
-            run = self._run(number)
+            run = self._open_number(number)
             everything = len(mine) == len(places)
             asked = keys if everything else keys.take(mine)
             for who, table in run.find(
@@ -117,7 +110,7 @@ class Reader:
 
     # ------------------------------------------------------------ timers
 
-    def due(
+    def find_due(
         self,
         timer: str,
         until: int,
@@ -127,16 +120,16 @@ class Reader:
         *,
         handled: tuple[int, int] | None = None,
     ) -> tuple[Places, pa.Table, int]:
-        """Keys at places in [low, high) whose timer is at or before `until`, about `most` of them.
+        """About `most` keys at places in [low, high) whose timer is at or before `until`.
 
-        Also, how far these are all: the place up to which they were looked for. `handled`: an
-        epoch that fired all that was due until then, so that what is as old and still in runs from
-        before that epoch was replaced, and need not be looked up.
+        Also the place up to which these are all. `handled`: an epoch, and the time up to which it
+        fired every timer. Timers that old in runs from before that epoch were replaced, and are
+        skipped.
         """
         found, reach = [], high
         for age, (entry, mask) in enumerate(self._served):
             since = None if handled is None or entry.run.born >= handled[0] else handled[1]
-            if _none_due(entry.run, timer, until):
+            if _has_none_due(entry.run, timer, until):
                 continue
             run, count = self.open(entry.run), 0
             for number in run.overlapping(low, high):
@@ -146,14 +139,14 @@ class Reader:
                 if at.size:
                     found.append((age, number, at))
                     count += at.size
-                if count > most and run.complete(number):
+                if count > most and run.is_complete(number):
                     reach = min(reach, int(run.lasts[number]) + 1)
                     break
-        places, keys, owners, reach = self._gathered(found, reach, most)
+        places, keys, owners, reach = self._gather(found, reach, most)
         if not len(places):
             return places, keys, reach
         newest = np.zeros(len(places), np.bool_)
-        for age, who, _ in self._resolved(places, keys, values=False):
+        for age, who, _ in self._resolve(places, keys, values=False):
             newest[who] = owners[who] == age
         return places[newest], keys.filter(pa.array(newest)), reach
 
@@ -163,8 +156,8 @@ class Reader:
         number: int,
         timer: str,
         between: tuple[int | None, int],
-        mask: Mask,
-    ) -> Rows:
+        mask: Bools,
+    ) -> Ints:
         since, until = between
         earliest = run.earliest(number, timer)
         column = None if earliest is None or earliest > until else run.times(number, timer)
@@ -174,17 +167,17 @@ class Reader:
         if since is not None:
             due = pc.and_(due, pc.greater(column, since))
         at = np.flatnonzero(pc.fill_null(due, False).to_numpy(zero_copy_only=False))
-        served: Rows = at[mask[groups_of(run.places(number)[at], self.manifest.groups)]]
+        served: Ints = at[mask[groups_of(run.places(number)[at], self.manifest.groups)]]
         return served
 
-    def _gathered(
-        self, found: Sequence[tuple[int, int, Rows]], reach: int, most: int
-    ) -> tuple[Places, pa.Table, Rows, int]:
-        """Candidates in order of place up to where all are known, and which run each is from."""
-        places = [self._run(age).places(number)[at] for age, number, at in found]
+    def _gather(
+        self, found: Sequence[tuple[int, int, Ints]], reach: int, most: int
+    ) -> tuple[Places, pa.Table, Ints, int]:
+        """Candidates in the order of places, up to where all are known, and the run of each."""
+        places = [self._open_number(age).places(number)[at] for age, number, at in found]
         everything = np.sort(np.concatenate(places)) if places else np.zeros(0, np.int64)
         if len(everything) > most:
-            # A place is not cut; at least one place is taken.
+            # All keys of a place are taken, and at least one place.
             reach = min(reach, max(int(everything[most]), int(everything[0]) + 1))
         keys, kept, owners = [self.schema.keys.empty_table()], [], []
         for (age, number, at), there in zip(found, places, strict=True):
@@ -192,7 +185,7 @@ class Reader:
             if stop:
                 kept.append(there[:stop])
                 owners.append(np.full(stop, age))
-                run = self._run(age)
+                run = self._open_number(age)
                 rows = run.block(number).take(pa.array(at[:stop]))
                 keys.append(run.keys(pa.Table.from_batches([rows])))
         if not kept:
@@ -201,10 +194,10 @@ class Reader:
         table = pa.concat_tables(keys).combine_chunks().take(pa.array(order))
         return all_places[order], table, np.concatenate(owners)[order], reach
 
-    def next_due(self, timer: str, after: int | None = None) -> int | None:
-        """A time after `after` before which no timer is due; None if none will be.
+    def find_next_due(self, timer: str, after: int | None = None) -> int | None:
+        """A time after `after` before which no timer is due; None if no timer is set.
 
-        It may be that of a version that was replaced.
+        The version of the row that has this time may have been replaced.
         """
         times = []
         for entry, mask in self._served:
@@ -230,11 +223,11 @@ class Reader:
     def scan(
         self, low: int | None = None, high: int | None = None
     ) -> Iterator[tuple[Places, pa.Table, pa.Table]]:
-        """Places, keys and values of all keys that there are at places in [low, high), in order."""
+        """Places, keys and values of all live keys at places in [low, high), in order."""
         groups = self.manifest.groups
         start = first_place(self.groups.start, groups) if low is None else low
         stop = first_place(self.groups.stop, groups) if high is None else high
-        for part, runs in self._alike():
+        for part, runs in self._group_ranges():
             one, two = first_place(part.start, groups), first_place(part.stop, groups)
             opened = [self.open(run) for run in runs]
             for piece in merge_runs(opened, max(one, start), min(two, stop)):
@@ -245,8 +238,8 @@ class Reader:
                     keep = pa.array(live)
                     yield piece.places[live], piece.keys.filter(keep), piece.values.filter(keep)
 
-    def _alike(self) -> Iterator[tuple[range, list[Run]]]:
-        """The groups, neighbours that the same runs serve taken together."""
+    def _group_ranges(self) -> Iterator[tuple[range, list[Run]]]:
+        """The groups in ranges that the same runs serve."""
         start, before = self.groups.start, None
         for group in (*self.groups, None):
             serving = None if group is None else [e.run for e, mask in self._served if mask[group]]
@@ -257,15 +250,15 @@ class Reader:
             before = serving
 
 
-def _none_due(run: Run, timer: str, until: int) -> bool:
-    earliest = run.timers.get(timer, -END)  # it may have been no timer when the run was written
+def _has_none_due(run: Run, timer: str, until: int) -> bool:
+    earliest = run.timers.get(timer, -END)  # it was no timer when the run was written
     return earliest is None or earliest > until
 
 
 def merge_runs(runs: Sequence[OpenRun], low: int, high: int) -> Iterator[Piece]:
-    """The newest version, tombstones too, of all keys at places in [low, high).
+    """The newest version of all keys at places in [low, high), also tombstones.
 
-    Runs are newest first. At most one block of each is worked on at a time.
+    The runs are newest first. At most one block of each is held at a time.
     """
     while low < high:
         nexts = [run.overlapping(low, high) for run in runs]
@@ -275,18 +268,18 @@ def merge_runs(runs: Sequence[OpenRun], low: int, high: int) -> Iterator[Piece]:
         end = min(high, *ends)
         parts = [(run, batches) for run in runs if (batches := run.between(low, end))]
         if parts:
-            yield _newest([(run, pa.Table.from_batches(batches)) for run, batches in parts])
+            yield _keep_newest([(run, pa.Table.from_batches(batches)) for run, batches in parts])
         low = end
 
 
-def _newest(parts: Sequence[tuple[OpenRun, pa.Table]]) -> Piece:
+def _keep_newest(parts: Sequence[tuple[OpenRun, pa.Table]]) -> Piece:
     places = np.concatenate([rows.column(0).to_numpy() for _, rows in parts])
     keys = pa.concat_tables([run.keys(rows) for run, rows in parts])
     live = np.concatenate([run.live(rows) for run, rows in parts])
     values = pa.concat_tables([run.values(rows) for run, rows in parts])
     if len(parts) == 1:
         return Piece(places, keys, live, values)
-    # Rows of one place stay in the order of age, so of a key the newest comes first.
+    # Rows of one place keep the order of age, so the newest of a key comes first.
     order = np.argsort(places, kind="stable")
     places, keys = places[order], keys.combine_chunks().take(pa.array(order))
     older = find_repeats(places, keys)

@@ -177,7 +177,7 @@ class _Task:
         reached, found = high, []
         for timer, until in self._until.items():
             handled = self._work.handled.get(timer)
-            places, keys, to = self._reader.due(timer, until, low, high, _DUE, handled=handled)
+            places, keys, to = self._reader.find_due(timer, until, low, high, _DUE, handled=handled)
             found.append((places, keys))
             reached = min(reached, to)
         if not found:
@@ -245,7 +245,7 @@ class _Task:
         """Timer -> no timer of that name is due before this time."""
         found = {}
         for timer in self._step.timers:
-            times = [self._reader.next_due(timer, self._until.get(timer))]
+            times = [self._reader.find_next_due(timer, self._until.get(timer))]
             if run is not None:
                 times.append(run.timers.get(timer))
             found[timer] = min((time for time in times if time is not None), default=None)
