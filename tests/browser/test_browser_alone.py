@@ -46,14 +46,14 @@ def test_a_board_grows_while_one_looks_and_shows_the_moment_of_a_kill(
         ads.second()
     clicks = board.page.locator(".chart").filter(has_text="Clicks")
     expect(clicks).to_contain_text("48 clicks")
-    expect(clicks).to_contain_text("truth 48 clicks")
+    expect(clicks).to_contain_text("expected 48 clicks")
     expect(clicks).to_contain_text("no kill so far")
     assert _points(clicks) == 3
 
     ads.board.mark("kill", "kill -9 of aggregation: 14 processes")
     for _ in range(4):
         ads.second(committed=False)
-    expect(clicks).to_contain_text("truth 112 clicks")
+    expect(clicks).to_contain_text("expected 112 clicks")
     expect(clicks.locator(".now")).to_contain_text(re.compile("^48 clicks"))
     expect(clicks.locator(".mark.m-kill title")).to_have_text(
         "3.0 s: kill -9 of aggregation: 14 processes"
@@ -65,7 +65,7 @@ def test_a_board_grows_while_one_looks_and_shows_the_moment_of_a_kill(
 
     for _ in range(40):
         ads.second()
-    expect(clicks.locator(".now")).to_contain_text("752 clicks; truth 752 clicks")
+    expect(clicks.locator(".now")).to_contain_text("752 clicks; expected 752 clicks")
     assert _points(clicks) == 47
     expect(board.page.get_by_role("row", name="dinner")).to_contain_text("live")
     ads.board.mark("verdict", "exact: lost 0, duplicated 0", exact=True)

@@ -102,7 +102,7 @@ def test_a_kill_is_told_in_words_and_the_epochs_go_on_after_it(
     expect(job.page.locator(".standing")).to_contain_text(re.compile("restarting|starting"))
     happened = job.page.get_by_role("region", name="What happened")
     expect(happened.locator(".m-killed")).to_contain_text(
-        "the driver was ended by SIGKILL; it starts again"
+        "the driver was ended by SIGKILL; it restarts"
     )
     expect(jobs.main).to_contain_text(re.compile("restarting|starting"))
     expect(job.live).to_have_text("live")  # the page itself goes on
@@ -137,7 +137,7 @@ def test_without_the_token_nothing_is_done_and_the_try_is_written_down(
 ) -> None:
     lineages = tab(url).go_live("/jobs/words/lineages")
     expect(lineages.main).to_contain_text("Needs the token")
-    expect(lineages.page.get_by_role("button", name="Take a savepoint")).to_have_count(0)
+    expect(lineages.page.get_by_role("button", name="Create a savepoint")).to_have_count(0)
     post = "fetch('/jobs/words/savepoints', {method: 'POST', body: new URLSearchParams('name=no')})"
     assert lineages.page.evaluate(f"{post}.then((answer) => answer.status)") == 401
     line = audit(words, "_refused.jsonl")[-1]
@@ -153,7 +153,7 @@ def test_without_the_token_nothing_is_done_and_the_try_is_written_down(
     lineages.is_clean(but=("status of 401",))
 
 
-def test_a_savepoint_is_taken_by_click_and_a_plan_shows_the_way_back(
+def test_a_savepoint_is_created_by_click_and_a_plan_shows_the_way_back(
     url: str, tab: Open, words: Words
 ) -> None:
     lineages, job = tab(url).go_live("/jobs/words/lineages"), tab(url).go_live("/jobs/words")
@@ -161,8 +161,8 @@ def test_a_savepoint_is_taken_by_click_and_a_plan_shows_the_way_back(
     expect(lineages.page).to_have_url(re.compile("/jobs/words/lineages$"))
     lineages.page.evaluate("window.loaded = 'once'")
     lineages.page.get_by_label("Name").fill("monday")
-    lineages.page.get_by_role("button", name="Take a savepoint").click()
-    expect(lineages.main).to_contain_text("Savepoint monday is taken")
+    lineages.page.get_by_role("button", name="Create a savepoint").click()
+    expect(lineages.main).to_contain_text("Savepoint monday is created")
     expect(lineages.page.locator(".points")).to_contain_text("monday after counts epoch")
     (made,) = onceflow("savepoint", "list", "words", "--home", words.home)["savepoints"]
     assert made["name"] == "monday"
@@ -191,10 +191,10 @@ def test_a_form_of_a_session_that_was_closed_is_refused_in_words(
 ) -> None:
     lineages = tab(url).go_live("/jobs/words/lineages")
     unlock(lineages, TOKEN)
-    expect(lineages.page.get_by_role("button", name="Take a savepoint")).to_be_visible()
+    expect(lineages.page.get_by_role("button", name="Create a savepoint")).to_be_visible()
     tab(url).go("/").page.get_by_role("button", name="Lock actions").click()
     lineages.page.get_by_label("Name").fill("tuesday")
-    lineages.page.get_by_role("button", name="Take a savepoint").click()
+    lineages.page.get_by_role("button", name="Create a savepoint").click()
     expect(lineages.page.get_by_role("alert")).to_contain_text("this needs the token")
     assert audit(words, "_refused.jsonl")[-1]["outcome"].startswith("refused: ")
     lineages.is_clean(but=("status of 401",))

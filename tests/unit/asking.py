@@ -22,13 +22,16 @@ class Answer:
         return json.loads(self.body)
 
 
-async def asked(app: Starlette, target: str, *, until: bytes | None = None) -> Answer:
+async def asked(
+    app: Starlette, target: str, *, until: bytes | None = None, accept: str = "*/*"
+) -> Answer:
     """GET `target`; of an endless answer up to `until`, then the client goes."""
     path, _, query = target.partition("?")
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET",
         "scheme": "http", "path": unquote(path), "raw_path": path.encode(),
-        "query_string": query.encode(), "root_path": "", "headers": [(b"host", b"127.0.0.1")],
+        "query_string": query.encode(), "root_path": "",
+        "headers": [(b"host", b"127.0.0.1"), (b"accept", accept.encode())],
         "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
     }  # fmt: skip
     status, headers, body = 0, {}, b""
@@ -58,5 +61,5 @@ async def asked(app: Starlette, target: str, *, until: bytes | None = None) -> A
     return Answer(status, headers, body)
 
 
-def ask(app: Starlette, target: str, *, until: bytes | None = None) -> Answer:
-    return asyncio.run(asked(app, target, until=until))
+def ask(app: Starlette, target: str, *, until: bytes | None = None, accept: str = "*/*") -> Answer:
+    return asyncio.run(asked(app, target, until=until, accept=accept))

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from alive import Alive
 from asking import ask
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 
-from onceflow.page.api import routes
-from onceflow.page.jobs import FollowedHome
+from onceflow.page.api import Api
+from onceflow.page.home_reader import HomeReader
+from onceflow.page.job_cache import HomeCache
 from onceflow.page.metrics import METRICS, exposition
-from onceflow.page.watch import Watch
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -38,9 +39,9 @@ def samples(text: str) -> Samples:
 
 
 def of(home: Path) -> Samples:
-    found = FollowedHome(home)
+    found = HomeCache(home)
     found.read()
-    return samples(exposition(found.jobs))
+    return samples(exposition().encode(found.jobs).decode())
 
 
 def value(found: Samples, name: str, **labels: str) -> float | None:
@@ -125,9 +126,31 @@ def test_labels_are_escaped(tmp_path: Path) -> None:
 
 def test_they_are_served_as_prometheus_wants_them(tmp_path: Path) -> None:
     Alive(tmp_path).start()
-    answer = ask(Starlette(routes=routes(Watch(tmp_path))), "/metrics")
+    answer = ask(Starlette(routes=Api(HomeReader(tmp_path)).routes()), "/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert value(samples(answer.body.decode()), "up", job="shop") == 1
+
+
+def test_they_are_served_as_openmetrics_to_those_who_accept_it(tmp_path: Path) -> None:
+    shop = Alive(tmp_path)
+    shop.start()
+    shop.run(3)
+    shop.tell()
+    app = Starlette(routes=Api(HomeReader(tmp_path)).routes())
+    prometheus = (
+        "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
+        "text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+    )
+    answer = ask(app, "/metrics", accept=prometheus)
+    assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    parsed = {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(answer.body.decode())
+        for sample in family.samples
+    }
+    assert parsed == samples(ask(app, "/metrics", accept="text/plain").body.decode())
+    for odd in ("application/openmetrics-text; version=x", "", "x" * 999, ";,;=", "*/*"):
+        assert ask(app, "/metrics", accept=odd).status == 200
 
 
 # ---------------------------------------------------------------- list and code

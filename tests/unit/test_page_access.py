@@ -240,7 +240,7 @@ def test_a_failure_is_told_without_a_stack(
     async def fail(*_: object) -> None:
         raise ZeroDivisionError("secret of the machine")
 
-    monkeypatch.setattr(fresh.app.state.watch, "verify_runs", fail)
+    monkeypatch.setattr(fresh.app.state.reader, "verify_runs", fail)
     with caplog.at_level(logging.ERROR):
         got, api = ask(fresh, "/verify"), ask(fresh, "/api/verify")
     assert (got.status, api.status) == (500, 500)

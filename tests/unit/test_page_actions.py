@@ -15,8 +15,8 @@ from test_page_views import Checked
 from test_restore_edges import Driver
 from visited import TOKEN, Got, ask, audit, patiently, post, refusals, served
 
-from onceflow.page import plans, watch
-from onceflow.page.actions import Actions, Taking
+from onceflow.page import home_reader, plans
+from onceflow.page.actions import Actions, SavepointRequest
 from onceflow.page.server import Page
 from onceflow.protocol.home import JobFolder
 from onceflow.sinks import Files
@@ -65,7 +65,7 @@ def test_a_savepoint_by_click_shows_how_it_goes_and_what_came_of_it(page: Page, 
     got = post(page, "/jobs/shop/savepoints", fields, Cookie=cookie)
     assert (got.status, got.headers["location"]) == (303, "/jobs/shop/lineages")
     text = patiently(lambda: _taken(page))
-    assert "Savepoint monday is taken" in text
+    assert "Savepoint monday is created" in text
     assert "What would a restore do?" in text
     assert savepoints(home) == ["monday"]
     lines = [(one["action"], one["arguments"], one["outcome"]) for one in audit(home)]
@@ -79,7 +79,7 @@ def test_a_savepoint_by_click_shows_how_it_goes_and_what_came_of_it(page: Page, 
 
 def _taken(page: Page) -> str:
     text = ask(page, "/jobs/shop/lineages").text
-    return text if "is taken" in text else ""
+    return text if "is created" in text else ""
 
 
 def test_what_lies_where_the_page_was_started_is_not_run(
@@ -188,10 +188,10 @@ def test_one_savepoint_of_a_job_at_a_time(
 ) -> None:
     go, inside = threading.Event(), threading.Event()
 
-    def slowly(self: Actions, taking: Taking) -> str:
+    def slowly(self: Actions, request: SavepointRequest) -> str:
         inside.set()
         assert go.wait(30)
-        taking.state, taking.made = "done", {"name": "x", "files": 0, "bytes": 0, "epochs": {}}
+        request.state, request.made = "done", {"name": "x", "files": 0, "bytes": 0, "epochs": {}}
         return "done"
 
     monkeypatch.setattr(Actions, "_create", slowly)
@@ -202,8 +202,8 @@ def test_one_savepoint_of_a_job_at_a_time(
     asking.start()
     assert inside.wait(30)
     text = ask(page, "/jobs/shop/lineages").text
-    assert "<b>Taking savepoint" in text
-    assert re.search(r'role="status"[^>]*>taking a savepoint', text)
+    assert "<b>Creating savepoint" in text
+    assert re.search(r'role="status"[^>]*>creating a savepoint', text)
     Checked(text)  # nothing that counts seconds is read aloud
     second = by_program(page, {}, X_Onceflow_Token=TOKEN)
     go.set()
@@ -248,7 +248,7 @@ def test_a_target_that_does_not_answer_is_told_in_words(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
-    monkeypatch.setattr(watch, "_PLAN_WITHIN", 0.05)
+    monkeypatch.setattr(home_reader, "_PLAN_WITHIN", 0.05)
     monkeypatch.setattr(plans, "plan", lambda *_, **__: go.wait(60))
     got = ask(page, "/api/jobs/shop/plan?rollback=1")
     assert (got.status, got.json["kind"], got.json["retryable"]) == (503, "ServerSilent", True)

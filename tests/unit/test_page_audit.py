@@ -56,10 +56,10 @@ def test_what_cannot_be_written_down_is_not_done_and_a_person_is_told(
         fields = {"csrf": csrf, "name": "x"}
         got = post(page, "/jobs/shop/savepoints", fields, Cookie=cookie, **more)
         assert got.status == 500
-        assert "not done, for it cannot be written down: Is a directory" in got.text
+        assert "not done, because the audit log cannot be written: Is a directory" in got.text
         assert HINT in got.text
     told = by_program(page, {"name": "x"}, X_Onceflow_Token=TOKEN)
-    assert (told.status, told.json["kind"]) == (500, "NotNoted")
+    assert (told.status, told.json["kind"]) == (500, "AuditFailed")
     assert HINT in told.json["hint"]
     assert savepoints(home) == []
 
@@ -94,7 +94,7 @@ def test_a_refusal_that_cannot_be_written_down_is_still_one(
     for status, got in answers.items():
         assert got.status == (status if isinstance(status, int) else status[0])
         assert got.headers["content-security-policy"] == CSP
-    assert caplog.text.count("a refusal could not be written down") == 4
+    assert caplog.text.count("a refusal could not be noted") == 4
 
 
 def test_whatever_fails_has_the_headers_of_every_answer(

@@ -17,7 +17,7 @@ from visited import SECONDS, ask, patiently, served
 
 from onceflow.page import sse
 from onceflow.page.server import Page
-from onceflow.page.sse import Live, Stream, message
+from onceflow.page.sse import LiveViews, Stream, message
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -45,7 +45,7 @@ class Viewer:
     def text(self) -> bytes:
         return b"".join(self.got)
 
-    def look(self, live: Live, render: sse.Render) -> asyncio.Task[None]:
+    def look(self, live: LiveViews, render: sse.Render) -> asyncio.Task[None]:
         stream = Stream(live, "view", render)
         return asyncio.create_task(stream(SCOPE, self.receive, self.send))
 
@@ -65,7 +65,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("quick")
 def test_a_view_is_made_once_for_all_who_look_and_sent_when_it_changes() -> None:
     async def story() -> None:
-        live, made, value = Live(), 0, "one"
+        live, made, value = LiveViews(), 0, "one"
 
         async def render() -> dict[str, str]:
             nonlocal made
@@ -99,7 +99,7 @@ def test_a_view_is_made_once_for_all_who_look_and_sent_when_it_changes() -> None
 @pytest.mark.usefixtures("quick")
 def test_who_reads_slowly_gets_the_newest_and_holds_up_nobody() -> None:
     async def story() -> None:
-        live, number = Live(), 0
+        live, number = LiveViews(), 0
 
         async def render() -> dict[str, str]:
             nonlocal number
@@ -129,7 +129,7 @@ def test_who_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "_STUCK_AFTER", 0.05)
 
     async def story() -> None:
-        live, number = Live(), 0
+        live, number = LiveViews(), 0
 
         async def render() -> dict[str, str]:
             nonlocal number
@@ -149,7 +149,7 @@ def test_who_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("quick")
 def test_a_look_that_fails_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
-        live, tries = Live(), 0
+        live, tries = LiveViews(), 0
 
         async def render() -> dict[str, str]:
             nonlocal tries
@@ -171,7 +171,7 @@ def test_a_look_that_fails_is_tried_again(caplog: pytest.LogCaptureFixture) -> N
 @pytest.mark.usefixtures("quick")
 def test_a_view_that_cannot_be_made_is_not_called_live() -> None:
     async def story() -> None:
-        live, failure = Live(), OSError(5, "<b>Input/output error</b>")
+        live, failure = LiveViews(), OSError(5, "<b>Input/output error</b>")
         fails = False
 
         async def render() -> dict[str, str]:
@@ -284,13 +284,13 @@ def test_too_many_are_told_so_and_the_page_stays(home: Path) -> None:
         live = page.app.state.live
         live._most = 2
         with look(page, "/live/jobs"), look(page, "/live/verify"):
-            patiently(lambda: live.full)
+            patiently(lambda: live.is_full)
             got = ask(page, "/live/jobs")
             assert got.status == 503
-            assert "too many look at this page already" in got.text
+            assert "the page has too many viewers" in got.text
             assert got.headers["retry-after"] == "10"
             assert ask(page, "/").status == 200
-        patiently(lambda: not live.full)
+        patiently(lambda: not live.is_full)
 
 
 def test_a_page_ends_though_people_look(home: Path) -> None:

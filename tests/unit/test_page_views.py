@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import reading
 from alive import Alive
 from visited import Got, ask, served
 
-from onceflow.page import charts, model
+from onceflow.harness import charts
+from onceflow.page import home_reader
 from onceflow.page.server import Page
 from onceflow.service.journal import Journal
 from onceflow.snapshots.savepoints import Savepoints
@@ -127,7 +129,7 @@ def test_an_empty_home_says_so_and_what_to_do(tmp_path: Path) -> None:
 
 def test_the_jobs_are_told_in_words_and_numbers_with_units(page: Page) -> None:
     text = text_of(seen(page, "/"))
-    for said in ("shop", "running", "exactly-once", "each row is in its target exactly once",
+    for said in ("shop", "running", "exactly-once", "every row reaches its target exactly once",
                  "lag 0.7 s", "in 30 rows/s", "last epoch 2", "term 1"):  # fmt: skip
         assert said in text, said
     bare = re.findall(r"<dt>([^<]+)</dt><dd>[\d,.]+</dd>", seen(page, "/"))
@@ -212,12 +214,12 @@ def test_a_name_from_a_file_is_only_text(home: Path) -> None:
 def test_a_job_that_was_rolled_back_any_number_of_times_is_shown(
     home: Path, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first: dict[str, Any] = model.lineages(home, "shop")[0]
+    first: dict[str, Any] = reading.lineages(home, "shop")[0]
     ids = [f"{number:08d}-x" for number in range(3000)]
     chain = [{**first, "lineage": one, "parent": ids[n - 1] if n else None, "current": n == 2999}
              for n, one in enumerate(ids)]  # fmt: skip
     aside = {**first, "lineage": "aside-xx", "parent": ids[0], "current": False}
-    monkeypatch.setattr(model, "lineages", lambda *_: [*chain, aside])
+    monkeypatch.setattr(home_reader, "lineages", lambda *_: [*chain, aside])
     html = seen(page, "/jobs/shop/lineages")
     order = re.findall(r'<li class="in-(\d)[^"]*">\s*<div[^>]*>\s*<p><code title="([^"]+)"', html)
     assert [one for _, one in order] == [*ids, "aside-xx"]
@@ -234,7 +236,7 @@ def test_a_board_has_the_truth_beside_and_kills_in_words(home: Path, page: Page)
     board(home, [sample(1.0, 10), kill, start, sample(5.0, 40, paused=True)])
     html = seen(page, "/boards/ads")
     text = text_of(html)
-    for said in ("40 clicks", "truth 41 clicks", "10 EUR", "paused: its budget is spent",
+    for said in ("40 clicks", "expected 41 clicks", "10 EUR", "paused: its budget is spent",
                  "1 kill so far", "kill -9 of aggregation: 14 processes", "100 %"):  # fmt: skip
         assert said in text, said
     assert '<a href="/boards/ads" aria-current="page">Ads</a>' in html
@@ -254,9 +256,9 @@ def test_a_board_without_a_sample_waits_in_words(home: Path, page: Page) -> None
 
 def test_a_long_line_is_drawn_with_as_many_points_as_can_be_seen() -> None:
     points = [(float(t), float(t)) for t in range(5000)]
-    drawn = charts.chart([charts.Line("committed", points)], [], "clicks")
+    drawn = charts.line_chart([charts.Line("committed", points)], [], "clicks")
     assert drawn is not None
-    path = re.search(r'points="([^"]+)"', drawn.picture)
+    path = re.search(r'points="([^"]+)"', drawn.svg)
     assert path
     assert len(path[1].split()) <= 242
     assert path[1].endswith("1000.0,0.02")  # the last one is there
@@ -267,7 +269,7 @@ def test_a_long_line_is_drawn_with_as_many_points_as_can_be_seen() -> None:
     ("value", "top"), [(0, 1), (0.3, 0.5), (1, 1), (1.2, 2), (9, 10), (2100, 2500), (6e6, 1e7)]
 )
 def test_a_scale_ends_at_a_round_number(value: float, top: float) -> None:
-    assert charts.nice(value) == pytest.approx(top)
+    assert charts.round_up(value) == pytest.approx(top)
 
 
 # ---------------------------------------------------------------- verify
@@ -290,7 +292,12 @@ def test_runs_are_told_by_their_verdict_and_the_report_is_kept_apart(
     (run / "report.html").write_text("<script>1</script>")
     with served(home) as again:  # the first has just looked, and remembers for a moment
         text = text_of(seen(again, "/verify/run-1"))
-        for said in ("valid: nothing lost, nothing twice", "1 fault", "kill -9 of JVM 7", "5 min"):
+        for said in (
+            "valid: no row lost, no row duplicated",
+            "1 fault",
+            "kill -9 of JVM 7",
+            "5 min",
+        ):
             assert said in text, said
         assert 'sandbox title="the report of run run-1"' in seen(again, "/verify/run-1")
         report = ask(again, "/verify/run-1/report")

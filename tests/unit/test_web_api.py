@@ -7,17 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import reading
 from alive import Alive
 from asking import ask
 from starlette.applications import Starlette
 from starlette.routing import Route
 
 from onceflow.errors import Damaged, TargetAway
-from onceflow.page import model
-from onceflow.page.api import routes, status_of
+from onceflow.page import home_reader
+from onceflow.page.api import OPERATIONS, Api
 from onceflow.page.app import create
+from onceflow.page.errors import status_of
+from onceflow.page.home_reader import HomeReader
 from onceflow.page.openapi import document
-from onceflow.page.watch import Watch
+from onceflow.snapshots.savepoints import Savepoints
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -28,6 +31,7 @@ def home(tmp_path: Path) -> Path:
     shop.start()
     shop.run(3)
     shop.tell()
+    Savepoints(shop.folder).create("monday", {})
     (tmp_path / "_boards").mkdir()
     (tmp_path / "_boards" / "ads.jsonl").write_text(
         '{"board": "ads", "title": "Ads"}\n{"t": 1, "totals": {"n": 1}}\n'
@@ -40,20 +44,20 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def app(home: Path) -> Starlette:
-    return Starlette(routes=routes(Watch(home)))
+    return Starlette(routes=Api(HomeReader(home)).routes())
 
 
 def test_answers_are_those_of_the_model(home: Path, app: Starlette) -> None:
     for path, made in {
-        "/api/jobs/shop/epochs/1": model.epoch(home, "shop", 1),
-        "/api/jobs/shop/state": model.state(home, "shop"),
-        "/api/jobs/shop/ledgers": model.ledgers(home, "shop"),
-        "/api/jobs/shop/lineages": model.lineages(home, "shop"),
-        "/api/jobs/shop/savepoints": model.savepoints(home, "shop"),
-        "/api/boards": model.boards(home),
-        "/api/boards/ads": model.board(home, "ads"),
-        "/api/verify": model.verify_runs(home),
-        "/api/verify/run-1": model.verify_run(home, "run-1"),
+        "/api/jobs/shop/epochs/1": reading.epoch(home, "shop", 1),
+        "/api/jobs/shop/state": reading.state(home, "shop"),
+        "/api/jobs/shop/ledgers": reading.ledgers(home, "shop"),
+        "/api/jobs/shop/lineages": reading.lineages(home, "shop"),
+        "/api/jobs/shop/savepoints": reading.savepoints(home, "shop"),
+        "/api/boards": reading.boards(home),
+        "/api/boards/ads": reading.board(home, "ads"),
+        "/api/verify": reading.verify_runs(home),
+        "/api/verify/run-1": reading.verify_run(home, "run-1"),
     }.items():
         answer = ask(app, path)
         assert (answer.status, answer.headers["content-type"]) == (200, "application/json"), path
@@ -104,7 +108,7 @@ def test_a_failure_of_ours_is_told_without_a_stack(
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr(model, "lineages", broken)
+    monkeypatch.setattr(home_reader, "lineages", broken)
     answer = ask(app, "/api/jobs/shop/lineages")
     assert answer.status == 500
     assert answer.json["kind"] == "OnceflowError"
@@ -139,21 +143,23 @@ def test_every_route_is_in_the_document_and_all_that_is_in_it_is_a_route(home: P
         if method != "HEAD"
     }
     described = {
-        (path, method) for path, methods in document()["paths"].items() for method in methods
+        (path, method)
+        for path, methods in document(OPERATIONS)["paths"].items()
+        for method in methods
     }
     assert described == made
 
 
 def test_every_parameter_of_a_path_is_described() -> None:
-    for path, methods in document()["paths"].items():
+    for path, methods in document(OPERATIONS)["paths"].items():
         for method in methods.values():
             named = [p["name"] for p in method["parameters"] if p["in"] == "path"]
             assert [part[1:-1] for part in path.split("/") if part.startswith("{")] == named
 
 
 def test_every_shape_that_is_named_is_there_and_used() -> None:
-    text = json.dumps(document())
-    for name in document()["components"]["schemas"]:
+    text = json.dumps(document(OPERATIONS))
+    for name in document(OPERATIONS)["components"]["schemas"]:
         assert f'"#/components/schemas/{name}"' in text
 
 
@@ -172,11 +178,14 @@ def test_answers_have_the_shapes_of_the_document(app: Starlette) -> None:
         "/api/verify/{run}": "/api/verify/run-1",
         "/api/openapi.json": "/api/openapi.json",
     }
-    told = document()
+    told = document(OPERATIONS)
     for path, target in paths.items():
         content = told["paths"][path]["get"]["responses"]["200"]["content"]
         fits(ask(app, target).json, content["application/json"]["schema"], target)
     fits(ask(app, "/api/jobs/nobody").json, told["components"]["schemas"]["Error"], "error")
+    kept = ask(app, "/api/jobs/shop/savepoints").json["savepoints"]
+    assert [one["name"] for one in kept] == ["monday"]
+    fits(kept[0], told["components"]["schemas"]["Savepoint"], "savepoint")
 
 
 TYPES = {
@@ -186,11 +195,13 @@ TYPES = {
 
 
 def fits(value: Any, schema: dict[str, Any], where: str) -> None:
-    """As far as our document uses JSON Schema; every field of an object that it lists is there."""
+    """As far as our document uses JSON Schema. An object has the listed fields, and no others."""
     if "$ref" in schema:
-        schema = document()["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
-    for part in schema.get("allOf", ()):
-        fits(value, part, where)
+        schema = document(OPERATIONS)["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    if "anyOf" in schema:
+        kinds = [kind for kind in schema["anyOf"] if (kind == {"type": "null"}) == (value is None)]
+        assert kinds, f"{where}: {value!r}"
+        fits(value, kinds[0], where)
     if "type" in schema:
         kinds = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
         assert any(isinstance(value, TYPES[kind]) for kind in kinds), f"{where}: {value!r}"
@@ -205,3 +216,8 @@ def fits(value: Any, schema: dict[str, Any], where: str) -> None:
         for name, inner in schema.get("properties", {}).items():
             if name in value:
                 fits(value[name], inner, f"{where}.{name}")
+        if "properties" in schema:
+            assert set(value) <= set(schema["properties"]), f"{where} has what is not described"
+        for name, inner in value.items():
+            if isinstance(schema.get("additionalProperties"), dict):
+                fits(inner, schema["additionalProperties"], f"{where}.{name}")

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import reading
 from alive import Alive
 from another import as_another, folder_for_all
 from visited import ask, served
 
-from onceflow.page import charts, model
-from onceflow.page.jobs import FollowedHome
+from onceflow.harness import charts
+from onceflow.page.job_cache import HomeCache
 from onceflow.page.metrics import exposition
 from onceflow.protocol.home import now
 
@@ -79,13 +80,13 @@ def test_a_board_of_another_shape_is_shown_as_far_as_it_goes(
 
 def test_a_large_whole_number_stays_what_it_is(tmp_path: Path) -> None:
     board(tmp_path, HEAD, '{"t": 1, "totals": {"clicks": 123456789012345678901234567890}}')
-    (sample,) = model.board(tmp_path, "ads")["samples"]
+    (sample,) = reading.board(tmp_path, "ads")["samples"]
     assert sample["totals"]["clicks"] == 123456789012345678901234567890
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 0.0, -1.0, 5e-324, 1.7e308])
 def test_a_scale_ends_whatever_it_is_for(value: float) -> None:
-    assert 0 < charts.nice(value) < math.inf
+    assert 0 < charts.round_up(value) < math.inf
 
 
 # ---------------------------------------------------------------- what a driver tells
@@ -114,11 +115,11 @@ def test_progress_of_another_shape_takes_away_no_other_job(tmp_path: Path, value
         with_who = {"at": now(), "pid": os.getpid(), **body} if isinstance(body, dict) else body
         progress = tmp_path / "b" / "progress.json"
         progress.write_text(json.dumps(with_who) + " " * number)
-        home = FollowedHome(tmp_path)
+        home = HomeCache(tmp_path)
         home.read()
         assert [job.summary()["state"] for job in home.jobs] == ["running", "running"]
         strictly(json.dumps([job.details(home.jobs) for job in home.jobs]).encode())
-        assert 'onceflow_up{job="b"} 1' in exposition(home.jobs)
+        assert 'onceflow_up{job="b"} 1.0' in exposition().encode(home.jobs).decode()
 
 
 @pytest.mark.parametrize("value", ODD)
@@ -142,9 +143,9 @@ def test_times_of_another_shape_are_left_out(tmp_path: Path, value: Any) -> None
 LOOK = """
 from asking import ask
 from starlette.applications import Starlette
-from onceflow.page.api import routes
-from onceflow.page.watch import Watch
-ask(Starlette(routes=routes(Watch("/nowhere"))), "/api/jobs")  # which imports the rest
+from onceflow.page.api import Api
+from onceflow.page.home_reader import HomeReader
+ask(Starlette(routes=Api(HomeReader("/nowhere")).routes()), "/api/jobs")  # which imports the rest
 """
 
 
@@ -154,7 +155,7 @@ def test_a_folder_that_cannot_be_looked_into_hides_no_other_job() -> None:
             Alive(home, name).start()
         (home / "b").chmod(0o700)
         said = as_another(LOOK, f"""
-app = Starlette(routes=routes(Watch({str(home)!r})))
+app = Starlette(routes=Api(HomeReader({str(home)!r})).routes())
 print(ask(app, "/api/jobs").body.decode())
 print(ask(app, "/api/jobs/b").body.decode())
 print(ask(app, "/metrics").body.decode())
@@ -164,8 +165,8 @@ print(ask(app, "/metrics").body.decode())
         ("a", "running"), ("b", "damaged"), ("c", "running"),
     ]  # fmt: skip
     assert "Permission denied" in json.loads(second)["error"]
-    assert 'onceflow_damaged{job="b"} 1' in told
-    assert 'onceflow_up{job="c"} 1' in told
+    assert 'onceflow_damaged{job="b"} 1.0' in told
+    assert 'onceflow_up{job="c"} 1.0' in told
 
 
 def test_a_home_that_cannot_be_listed_is_not_called_empty() -> None:
@@ -174,7 +175,7 @@ def test_a_home_that_cannot_be_listed_is_not_called_empty() -> None:
         Alive(home).start()
         home.chmod(0o700)
         said = as_another(LOOK, f"""
-app = Starlette(routes=routes(Watch({str(home)!r})))
+app = Starlette(routes=Api(HomeReader({str(home)!r})).routes())
 for path in ("/api/jobs", "/metrics"):
     answer = ask(app, path)
     print(answer.status, "cannot be listed: Permission denied" in answer.body.decode())

@@ -1,7 +1,7 @@
-"""The web page of a home and its HTTP API; it reads files and starts nothing by itself.
+"""The web page of a home, its HTTP API and its metrics. It only reads files of the home.
 
 Lives here: views, API, metrics, access. May not live here: anything that a job needs to run. Start
-reading in `app.py`, then `watch.py`.
+reading in `app.py`, then `home_reader.py`.
 """
 
 from onceflow.contract.extras import require

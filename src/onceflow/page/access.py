@@ -1,16 +1,18 @@
-"""Who may act through the page, and the record of who tried.
+"""Who may act through the page, and the audit log.
 
-Reading needs nothing but a way to the port. An action needs the token: given by a program in the
-header `X-Onceflow-Token`, or typed once into the page's form, which opens a session: a random
-cookie that scripts cannot read and that other sites' requests do not carry, with a second secret
-that each form must repeat. Sessions are in memory: a restart of the page ends them.
+Everybody who reaches the port may read. An action needs the token. A program sends it in the header
+`X-Onceflow-Token`. A person types it once into a form of the page, which opens a session: a random
+cookie that scripts cannot read and that requests of other sites do not carry, and a second secret
+that each form repeats. Sessions are in memory: a restart of the page ends them.
 
-The token is never in a URL, in a log or on a command line. It is compared in constant time; wrong
-ones are answered slowly, and after some of them from one address nobody there is heard for a while.
+The token is never in a URL, in a log or on a command line. It is compared in constant time. A wrong
+token is answered slowly, and after some wrong tokens the page refuses every token from that address
+for a while.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hmac
 import json
@@ -26,15 +28,16 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.errors import JobError
+from onceflow.page.errors import Refused
 from onceflow.protocol.home import now
 
 AUDIT, REFUSED = "_audit.jsonl", "_refused.jsonl"
 _SHORTEST = 16  # characters of a token that a person chose
 _LIFE = 12 * 3600.0  # seconds of a session
 _MOST_SESSIONS = 100
-_TRIES = 5  # wrong tokens from one address in _WHILE seconds; then it is not heard
+_TRIES = 5  # wrong tokens from one address in _WHILE seconds; then it is refused
 _WHILE = 60.0
-_WHERE = "it is the text after `token:` where the page was started, or that of its --token-file"
+_WHERE = "the page printed it after `token:` when it started, or it is in its --token-file"
 _MOST_ADDRESSES = 1000
 _LARGEST_AUDIT = 10_000_000  # bytes of each file; then it becomes _audit.jsonl.1
 
@@ -50,11 +53,11 @@ def token_in(path: str) -> tuple[str, str | None]:
         mode = os.stat(path).st_mode
     except (OSError, UnicodeDecodeError) as error:
         raise JobError(
-            f"no token can be read from {path}: {error}", hint="name a file with one line in it"
+            f"no token can be read from {path}: {error}", hint="name a file with one line of text"
         ) from error
     if len(token) < _SHORTEST or not token.isascii() or not token.isprintable():
         raise JobError(
-            f"the token in {path} is shorter than {_SHORTEST} characters, or has others than ASCII",
+            f"the token in {path} is shorter than {_SHORTEST} characters, or is not plain ASCII",
             hint="make one: python -c 'import secrets; print(secrets.token_urlsafe(24))'",
         )
     open_to_others = mode & (stat.S_IRGRP | stat.S_IROTH)
@@ -63,25 +66,15 @@ def token_in(path: str) -> tuple[str, str | None]:
 
 @dataclass(frozen=True)
 class Session:
-    """Somebody typed the token."""
+    """It is opened for somebody who typed the token."""
 
     csrf: str  # each form of the session repeats it
     until: float
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """Why an action is not done: a status, and words for a person."""
-
-    status: int
-    says: str
-    hint: str = ""
-    retry_after: int | None = None
-
-
 @dataclass
 class Access:
-    """The token and the sessions of one page. `token` None: nobody can act through it."""
+    """The token and the sessions of one page. If `token` is None, nobody can act through it."""
 
     token: str | None
     slow_s: float = 1.0  # before a wrong token is answered
@@ -93,28 +86,33 @@ class Access:
     def read_only(self) -> bool:
         return self.token is None
 
-    def refuse_token(self, given: str, address: str) -> Refusal | None:
-        """None: it is the token."""
+    async def refuse_slowly(self, given: str, address: str) -> Refused | None:
+        """As `refuse_token`, but a wrong token waits for its answer."""
+        refusal = self.refuse_token(given, address)
+        if refusal is not None and given:
+            await asyncio.sleep(self.slow_s)
+        return refusal
+
+    def refuse_token(self, given: str, address: str) -> Refused | None:
+        """None if it is the token."""
         if self.token is None:
-            return Refusal(
-                403, "this page is read-only", "start it without --read-only to act through it"
-            )
+            return Refused("this page is read-only", hint="start it without --read-only to act")
         tries = self._tries(address)
         if len(tries) >= _TRIES:
             seconds = max(1, round(_WHILE - (self.clock() - tries[0])))
-            return Refusal(
-                429, f"too many wrong tokens: try again in {seconds} s", retry_after=seconds
+            return Refused(
+                f"too many wrong tokens: try again in {seconds} s", status=429, retry_after=seconds
             )
         if hmac.compare_digest(given.encode(), self.token.encode()):
             self._wrong.pop(address, None)
             return None
         if not given:
-            return Refusal(401, "this needs the token", _WHERE)
+            return Refused("this needs the token", hint=_WHERE, status=401)
         tries.append(self.clock())
-        return Refusal(401, "that is not the token", _WHERE)
+        return Refused("that is not the token", hint=_WHERE, status=401)
 
     def _tries(self, address: str) -> deque[float]:
-        """The wrong tokens that came from an address lately."""
+        """When wrong tokens came from an address lately."""
         tries = self._wrong.setdefault(address, deque(maxlen=_TRIES))
         self._wrong.move_to_end(address)
         while tries and self.clock() - tries[0] > _WHILE:
@@ -126,7 +124,7 @@ class Access:
     # -------------------------------------------------------------- sessions
 
     def open(self) -> str:
-        """For whoever gave the token: the value of the cookie."""
+        """A new session, for somebody who gave the token: the value of its cookie."""
         key = secrets.token_urlsafe(32)
         self._sessions[key] = Session(secrets.token_urlsafe(24), self.clock() + _LIFE)
         while len(self._sessions) > _MOST_SESSIONS:
@@ -143,25 +141,25 @@ class Access:
     def close(self, cookie: str | None) -> None:
         self._sessions.pop(cookie or "", None)
 
-    def refuse_form(self, session: Session | None, csrf: str) -> Refusal | None:
-        """None: the form is one that we gave to this session."""
+    def refuse_form(self, session: Session | None, csrf: str) -> Refused | None:
+        """None if the page gave the form to this session."""
         if self.token is None:
             return self.refuse_token("", "")
         if session is None:
-            return Refusal(401, "this needs the token", "unlock actions first: see the top right")
-        if not hmac.compare_digest(csrf.encode(), session.csrf.encode()):
-            return Refusal(
-                403, "this form is not of your session", "load the page anew, and try again"
+            return Refused(
+                "this needs the token", hint="unlock actions first, at the top right", status=401
             )
+        if not hmac.compare_digest(csrf.encode(), session.csrf.encode()):
+            return Refused("this form is not of your session", hint="reload the page, try again")
         return None
 
 
 class Audit:
-    """Who did what through the page: a line each in `<home>/_audit.jsonl`, made durable before the
-    answer is given. What cannot be written down is not done.
+    """A line for each action in `<home>/_audit.jsonl`, durable before the answer is sent. If it
+    cannot be written, nothing is done.
 
-    Who was refused is in `<home>/_refused.jsonl`: anybody can be refused, as often as they like,
-    and must not push out what was done.
+    Refused requests are in `<home>/_refused.jsonl`: anybody can be refused any number of times, and
+    must not push actions out of the log.
     """
 
     def __init__(self, home: Path) -> None:
@@ -172,7 +170,7 @@ class Audit:
         self, who: dict[str, Any], action: str, job: str | None, arguments: Any, outcome: str,
         *, refused: bool = False,
     ) -> None:  # fmt: skip
-        """`who`: the address, and what a proxy claims about it."""
+        """`who`: the address, and the address that a proxy claims."""
         line = {"at": now(), **who, "action": action, "job": job, "arguments": arguments,
                 "outcome": outcome}  # fmt: skip
         data = json.dumps(line).encode() + b"\n"

@@ -1,185 +1,268 @@
-"""The HTTP API under `/api`: what the page shows, in the same shapes as the commands' `--json`.
+"""The HTTP API under `/api`, and `/metrics`. Answers have the shapes of `shapes.py`.
 
-Everything here only reads. An error is the object that a command with `--json` writes, with a
-status that fits, and never a stack. `openapi.py` describes each route.
+An error is the object that a command with `--json` writes, with a fitting status, and never a
+stack trace. Only `POST …/savepoints` changes anything; it needs the token or a session.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeVar, cast
 
+import msgspec
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
-from onceflow.errors import (
-    CheckpointRefused,
-    Damaged,
-    Fenced,
-    JobError,
-    LeaseHeld,
-    OnceflowError,
-    PublishFailed,
-    ServerSilent,
-    TargetError,
+from onceflow.errors import OnceflowError
+from onceflow.page import metrics, plans
+from onceflow.page.actions import Actions, savepoint_name
+from onceflow.page.errors import (
+    BadRequest,
+    CommandFailed,
+    Refused,
+    TooManyViewers,
+    checked,
+    status_of,
 )
-from onceflow.page import metrics
-from onceflow.page.openapi import document
-from onceflow.page.sse import Live, Stream
-from onceflow.page.watch import Watch
-from onceflow.store.names import check_name
+from onceflow.page.guard import address, cookie, requester
+from onceflow.page.home_reader import HomeReader
+from onceflow.page.openapi import Operation, document
+from onceflow.page.shapes import (
+    Board,
+    BoardSummary,
+    Epoch,
+    Job,
+    JobSummary,
+    Json,
+    Ledger,
+    Lineage,
+    Plan,
+    Run,
+    RunSummary,
+    Savepoint,
+    Savepoints,
+    State,
+)
+from onceflow.page.sse import LiveViews, Stream
 
-Endpoint = Callable[[Request], Awaitable[Response]]
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-_STATUS: tuple[tuple[type[OnceflowError], int], ...] = (
-    (JobError, 404),
-    (LeaseHeld, 409),
-    (Fenced, 409),
-    (Damaged, 500),
-    (CheckpointRefused, 500),
-    (TargetError, 502),
-    (PublishFailed, 503),
-    (ServerSilent, 503),
-)
 
 
-def routes(watch: Watch, live: Live | None = None) -> list[Route]:
-    """All that reads. `live`: of the page, so that streams end with it."""
-    streams = live or Live()
+class Api:
+    """Without `actions` it only reads."""
 
-    async def jobs(_: Request) -> Response:
-        return _json(await watch.jobs_json())
+    def __init__(
+        self, reader: HomeReader, live: LiveViews | None = None, actions: Actions | None = None
+    ) -> None:
+        self._reader, self._live, self._actions = reader, live or LiveViews(), actions
 
-    async def job(request: Request) -> Response:
-        return _json(await watch.job_json(_named(request, "job")))
+    def routes(self) -> list[Route]:
+        found = [
+            Route(o.path, _answering(partial(o.handler, self)), methods=[o.method.upper()])
+            for o in OPERATIONS
+            if o.method == "get" or self._actions is not None
+        ]
+        return [*found, Route("/metrics", _answering(self.metrics), methods=["GET"])]
 
-    async def epoch(request: Request) -> Response:
+    # ------------------------------------------------------------ reading
+
+    async def jobs(self, _: Request) -> list[JobSummary]:
+        """All jobs of the home"""
+        return await self._reader.jobs()
+
+    async def job(self, request: Request) -> Job:
+        """One job"""
+        return await self._reader.job(_name(request, "job"))
+
+    async def epoch(self, request: Request) -> list[Epoch]:
+        """One epoch of each query that has it: as onceflow epoch show"""
         number = request.path_params["epoch"]
         if not re.fullmatch(r"\d{1,18}", number):
             raise BadRequest(f"{number!r} is not an epoch", hint="a number, as in /epochs/12")
-        return JSONResponse(await watch.epoch(_named(request, "job"), int(number)))
+        return await self._reader.epoch(_name(request, "job"), int(number))
 
-    async def state(request: Request) -> Response:
-        return JSONResponse(await watch.state(_named(request, "job")))
+    async def state(self, request: Request) -> list[State]:
+        """Its state: as onceflow state list"""
+        return await self._reader.state(_name(request, "job"))
 
-    async def ledgers(request: Request) -> Response:
-        return JSONResponse(await watch.ledgers(_named(request, "job")))
+    async def ledgers(self, request: Request) -> list[Ledger]:
+        """What each target itself says is published: as onceflow ledger"""
+        return await self._reader.ledgers(_name(request, "job"))
 
-    async def lineages(request: Request) -> Response:
-        return JSONResponse(await watch.lineages(_named(request, "job")))
+    async def lineages(self, request: Request) -> list[Lineage]:
+        """Its lineages: as onceflow lineages"""
+        return await self._reader.lineages(_name(request, "job"))
 
-    async def savepoints(request: Request) -> Response:
-        return JSONResponse(await watch.savepoints(_named(request, "job")))
+    async def savepoints(self, request: Request) -> Savepoints:
+        """Savepoints and retained epochs: as onceflow savepoint list"""
+        return await self._reader.savepoints(_name(request, "job"))
 
-    async def boards(_: Request) -> Response:
-        return JSONResponse(await watch.boards())
+    async def plan(self, request: Request) -> Plan:
+        """What a restore or a rollback would do, and the command: as onceflow restore --plan"""
+        job, wanted = _name(request, "job"), plans.wanted(request.query_params)
+        published = request.query_params.get("published", "rewind")
+        return await self._reader.plan(
+            (job, *wanted.values(), published),
+            lambda: plans.plan(self._reader.home, job, **wanted, published=published),
+        )
 
-    async def board(request: Request) -> Response:
-        return JSONResponse(await watch.board(_named(request, "board")))
+    async def boards(self, _: Request) -> list[BoardSummary]:
+        """The boards of applications"""
+        return await self._reader.boards()
 
-    async def verify(_: Request) -> Response:
-        return JSONResponse(await watch.verify_runs())
+    async def board(self, request: Request) -> Board:
+        """One board"""
+        return await self._reader.board(_name(request, "board"))
 
-    async def verify_run(request: Request) -> Response:
-        return JSONResponse(await watch.verify_run(_named(request, "run")))
+    async def verify_runs(self, _: Request) -> list[RunSummary]:
+        """Runs of onceflow verify, the newest first"""
+        return await self._reader.verify_runs()
 
-    async def openapi(_: Request) -> Response:
-        return JSONResponse(document())
+    async def verify_run(self, request: Request) -> Run:
+        """One run"""
+        return await self._reader.verify_run(_name(request, "run"))
 
-    async def events(request: Request) -> Response:
+    async def openapi(self, _: Request) -> Json:
+        """This document"""
+        return document(OPERATIONS)
+
+    async def events(self, request: Request) -> Stream:
+        """All jobs, or one, sent again when something changes: events `jobs` or `job`, whose data
+        is the answer of /api/jobs or /api/jobs/{job}. In between, `beat` tells that nothing has
+        changed, and `stale` that the home cannot be read, and why"""
         name = request.query_params.get("job")
-        if streams.full:
-            raise TooMany("too many look at this page already", hint="close one that looks")
+        if self._live.is_full:
+            raise TooManyViewers("the page has too many viewers", hint="close another view of it")
         if name is None:
-            return Stream(streams, "/api/events", _live("jobs", watch.jobs_json))
-        named = checked("job", name)
-        await watch.job(named)  # refused before anything is streamed
-        return Stream(streams, f"/api/events/{named}", _live("job", lambda: watch.job_json(named)))
+            return Stream(self._live, "/api/events", _fragment("jobs", self._reader.jobs))
+        job = checked("job", name)
+        await self._reader.job(job)  # if there is none, no stream begins
+        return Stream(
+            self._live, f"/api/events/{job}", _fragment("job", partial(self._reader.job, job))
+        )
 
-    async def prometheus(_: Request) -> Response:
-        return Response(await watch.metrics(), headers={"Content-Type": metrics.CONTENT_TYPE})
+    async def metrics(self, request: Request) -> Response:
+        text = metrics.exposition(request.headers.get("accept", ""))
+        body = await self._reader.of_jobs(text.content_type, lambda home, _: text.encode(home.jobs))
+        return Response(body, headers={"Content-Type": text.content_type})
 
-    found = {
-        "/api/jobs": jobs,
-        "/api/jobs/{job}": job,
-        "/api/jobs/{job}/epochs/{epoch}": epoch,
-        "/api/jobs/{job}/state": state,
-        "/api/jobs/{job}/ledgers": ledgers,
-        "/api/jobs/{job}/lineages": lineages,
-        "/api/jobs/{job}/savepoints": savepoints,
-        "/api/boards": boards,
-        "/api/boards/{board}": board,
-        "/api/verify": verify,
-        "/api/verify/{run}": verify_run,
-        "/api/openapi.json": openapi,
-        "/api/events": events,
-        "/metrics": prometheus,
-    }
-    return [Route(path, answering(to), methods=["GET"]) for path, to in found.items()]
+    # ------------------------------------------------------------ acting
+
+    async def make_savepoint(self, request: Request) -> Savepoint:
+        """Create a savepoint: as onceflow savepoint create"""
+        actions = cast(Actions, self._actions)
+        async with actions.noting(request, "savepoint"):
+            job, body = _name(request, "job"), await _body(request)
+            name = savepoint_name(body.get("name"))
+        refusal = await self._refuse(actions, request)
+        if refusal is not None:
+            await actions.refused(
+                requester(request), "savepoint", job, {"name": name}, refusal.message
+            )
+            raise refusal
+        request_ = await asyncio.shield(await actions.take(job, name, requester(request)))
+        if request_.error is not None:
+            raise request_.error
+        return cast(Savepoint, request_.made)
+
+    @staticmethod
+    async def _refuse(actions: Actions, request: Request) -> Refused | None:
+        token, session = request.headers.get("x-onceflow-token"), cookie(request)
+        if token is None and session is not None:
+            csrf = request.headers.get("x-onceflow-csrf", "")
+            return actions.access.refuse_form(actions.access.session(session), csrf)
+        return await actions.access.refuse_slowly(token or "", address(request))
 
 
-class BadRequest(JobError):
-    """What was asked for cannot be."""
+OPERATIONS = (
+    Operation("/api/jobs", Api.jobs),
+    Operation("/api/jobs/{job}", Api.job),
+    Operation("/api/jobs/{job}/epochs/{epoch}", Api.epoch),
+    Operation("/api/jobs/{job}/state", Api.state),
+    Operation("/api/jobs/{job}/ledgers", Api.ledgers, asks_targets=True),
+    Operation("/api/jobs/{job}/lineages", Api.lineages),
+    Operation("/api/jobs/{job}/savepoints", Api.savepoints),
+    Operation("/api/jobs/{job}/savepoints", Api.make_savepoint, method="post"),
+    Operation(
+        "/api/jobs/{job}/plan",
+        Api.plan,
+        query={
+            "restore": "a savepoint of the job",
+            "rollback": "a retained epoch, or a time",
+            "published": "rewind, skip or replay",
+        },
+        asks_targets=True,
+    ),
+    Operation("/api/boards", Api.boards),
+    Operation("/api/boards/{board}", Api.board),
+    Operation("/api/verify", Api.verify_runs),
+    Operation("/api/verify/{run}", Api.verify_run),
+    Operation("/api/openapi.json", Api.openapi),
+    Operation("/api/events", Api.events, query={"job": "only this one"}),
+)
 
 
-class TooMany(OnceflowError):
-    """No more at once."""
-
-    retryable = True
-
-
-def answering(endpoint: Endpoint) -> Endpoint:
-    """The same, with errors as JSON: whatever happens, a client reads what it can parse."""
+def _answering(
+    handler: Callable[[Request], Awaitable[Any]],
+) -> Callable[[Request], Awaitable[Response]]:
+    """The answer of the handler as JSON, or its error."""
 
     async def answer(request: Request) -> Response:
         try:
-            return await endpoint(request)
+            found = await handler(request)
+            return found if isinstance(found, Response) else _json(found)
         except OnceflowError as error:
-            return refused(error)
+            return failure(error)
         except Exception:  # the edge
             _log.exception("%s %s failed", request.method, request.url.path)
-            said = OnceflowError("this could not be answered", hint="the log of the page says why")
-            return refused(said)
+            return failure(
+                OnceflowError("this could not be answered", hint="see the log of the page")
+            )
 
     return answer
 
 
-def refused(error: OnceflowError, status: int | None = None) -> JSONResponse:
-    """The object that a command with `--json` writes."""
-    return JSONResponse(error.as_json(), status_code=status or status_of(error))
+def failure(error: OnceflowError) -> Response:
+    """An error as a command with `--json` writes it."""
+    kind = {"kind": error.kind} if isinstance(error, CommandFailed) else {}
+    answer = _json({**error.as_json(), **kind}, status_of(error))
+    if isinstance(error, Refused) and error.retry_after is not None:
+        answer.headers["Retry-After"] = str(error.retry_after)
+    return answer
 
 
-def status_of(error: OnceflowError) -> int:
-    if isinstance(error, BadRequest):
-        return 400
-    if isinstance(error, TooMany):
-        return 503
-    return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
-def _named(request: Request, kind: str) -> str:
+def _name(request: Request, kind: str) -> str:
     return checked(kind, request.path_params[kind])
 
 
-def checked(kind: str, name: str) -> str:
-    """What cannot even be a name is a request that is wrong."""
+async def _body(request: Request) -> dict[str, Any]:
+    """The JSON object in the body; an empty body is an empty object."""
+    data = await request.body()
+    if not data.strip():
+        return {}
     try:
-        return check_name(kind, name)
-    except JobError as error:
-        raise BadRequest(error.message, hint=error.hint) from None
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise BadRequest(
+            "the body is not a JSON object", hint='such as {"name": "monday"}'
+        ) from None
 
 
-def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
-
-
-def _live(
-    name: str, make: Callable[[], Awaitable[bytes]]
+def _fragment(
+    name: str, make: Callable[[], Awaitable[Any]]
 ) -> Callable[[], Awaitable[dict[str, str]]]:
     async def render() -> dict[str, str]:
-        return {name: (await make()).decode()}
+        return {name: msgspec.json.encode(await make()).decode()}
 
     return render

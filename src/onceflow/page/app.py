@@ -15,19 +15,20 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from onceflow.errors import OnceflowError
-from onceflow.page import api
-from onceflow.page.access import Access, Audit, Refusal
+from onceflow.page.access import Access, Audit
 from onceflow.page.actions import Actions
-from onceflow.page.forms import Forms, Refused
-from onceflow.page.guard import READING, Guard, Hosts, who
-from onceflow.page.sse import Live
+from onceflow.page.api import Api, failure
+from onceflow.page.errors import Refused
+from onceflow.page.forms import Forms
+from onceflow.page.guard import READ_METHODS, AllowedHosts, Guard, requester
+from onceflow.page.home_reader import HomeReader
+from onceflow.page.sse import LiveViews
 from onceflow.page.views import Views
-from onceflow.page.watch import Watch
 
 _SAYS = {
-    404: ("there is nothing here", "the address may be of a job that is under another home"),
-    405: ("that cannot be done here", ""),
-    500: ("this could not be answered", "the log of the page says why"),
+    404: ("there is nothing at this address", "the job may be under another home"),
+    405: ("this address does not take that method", ""),
+    500: ("this could not be answered", "see the log of the page"),
 }
 
 
@@ -37,37 +38,35 @@ def create(
     token: str | None,
     host: str = "127.0.0.1",
     allow_hosts: Iterable[str] = (),
-    live: Live | None = None,
+    live: LiveViews | None = None,
 ) -> Starlette:
-    """The page of a home. `token` None: nothing can be done through it."""
+    """The page of a home. If `token` is None, nothing can be done through it."""
     root = Path(os.path.abspath(home))
-    live = live or Live()
-    watch, access = Watch(root), Access(token)
-    actions = Actions(root, watch, Audit(root))
-    views = Views(root, watch, access, actions, live)
-    forms = Forms(views, watch, access, actions)
+    live = live or LiveViews()
+    reader, access = HomeReader(root), Access(token)
+    actions = Actions(root, reader, access, Audit(root))
+    views = Views(reader, actions, live)
 
-    async def refused(request: Request, refusal: Refusal) -> Response:
-        """Without a word about the home: the one who asks may be another site."""
-        if request.method not in READING:
+    async def refused(request: Request, refusal: Refused) -> Response:
+        """Tells nothing about the home: another site may ask."""
+        if request.method not in READ_METHODS:
             what = {"path": request.url.path}
-            await actions.refused(who(request), request.method[:20], None, what, refusal.says)
+            await actions.refused(
+                requester(request), request.method[:20], None, what, refusal.message
+            )
         if _is_api(request):
-            return api.refused(Refused(refusal.says, hint=refusal.hint), refusal.status)
-        text = f"{refusal.says}\n{refusal.hint}".strip() + "\n"
+            return failure(refusal)
+        text = f"{refusal.message}\n{refusal.hint}".strip() + "\n"
         return PlainTextResponse(text, refusal.status)
 
     async def failed(request: Request, error: Exception) -> Response:
-        """Whatever happens: words, never a stack."""
-        status, says, hint = 500, *_SAYS[500]
-        if isinstance(error, OnceflowError):
-            status, says, hint = api.status_of(error), error.message, error.hint
-        elif isinstance(error, HTTPException):
-            status = error.status_code
-            says, hint = _SAYS.get(status, (error.detail, ""))
-        if _is_api(request):
-            return api.refused(Refused(says, hint=hint), status)
-        return await views.problem(request, status, says, hint)
+        """An error in words, never a stack trace."""
+        if not isinstance(error, OnceflowError):
+            status = error.status_code if isinstance(error, HTTPException) else 500
+            detail = error.detail if isinstance(error, HTTPException) else ""
+            says, hint = _SAYS.get(status, (detail, ""))
+            error = Refused(says, hint=hint, status=status)
+        return failure(error) if _is_api(request) else await views.problem(request, error)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -76,14 +75,18 @@ def create(
         await actions.close()
 
     handlers: Any = {OnceflowError: failed, HTTPException: failed}
-    guard = Middleware(Guard, hosts=Hosts(host, allow_hosts), refused=refused, failed=failed)
+    guard = Middleware(Guard, hosts=AllowedHosts(host, allow_hosts), refused=refused, failed=failed)
     app = Starlette(
-        routes=[*views.routes(), *forms.routes(), *api.routes(watch, live)],
+        routes=[
+            *views.routes(),
+            *Forms(views, actions).routes(),
+            *Api(reader, live, actions).routes(),
+        ],
         middleware=[guard],
         exception_handlers=handlers,
         lifespan=lifespan,
     )
-    app.state.access, app.state.live, app.state.watch = access, live, watch
+    app.state.access, app.state.live, app.state.reader = access, live, reader
     return app
 
 

@@ -1,7 +1,10 @@
-"""Boards, which applications write for the page, and the runs of `onceflow verify`.
+"""Boards: what an application writes for the page, and the view of it.
 
 <home>/_boards/<name>.jsonl   a head, then samples and marks
-<home>/_verify/<run>/         events.jsonl while it runs, result.json and report.html when it ended
+
+A board is made of samples of numbers over time, with the expected numbers (`truth_…`) beside them,
+and of marks for what happened. The application may be of any version: what has another shape is
+left out.
 """
 
 from __future__ import annotations
@@ -9,27 +12,29 @@ from __future__ import annotations
 import os
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import cast
+
+from markupsafe import Markup
 
 from onceflow.errors import JobError
-from onceflow.page.files import Lines, Row, parse_lines, read_json
-from onceflow.page.times import ago
+from onceflow.harness import charts
+from onceflow.page import formatting
+from onceflow.page.files import JsonLinesFile, Row, first_row, last_rows, names_in
+from onceflow.page.shapes import Board, BoardSummary
 from onceflow.store.names import NAME, check_name
 
 _SAMPLES = 600
 _KEPT = 2 * _SAMPLES
 _MARKS = 200
-_READ = 4 * 2**20  # bytes of the events of a run, the last ones
-_EVENTS = 400  # of a run
-_SILENT = 120.0  # seconds; a run that says nothing for so long was killed
+_LISTED = 14  # marks, the newest first
 
 
-def boards(home: str | os.PathLike[str]) -> list[Row]:
+def boards(home: str | os.PathLike[str]) -> list[BoardSummary]:
     folder = Path(home) / "_boards"
-    found = []
-    for name in _names(folder):
+    found: list[BoardSummary] = []
+    for name in names_in(folder):
         if name.endswith(".jsonl") and NAME.fullmatch(name.removesuffix(".jsonl")):
-            rows, _ = _lines(folder / name, 64 * 2**10)
+            rows, _ = last_rows(folder / name, 64 * 2**10)
             newest = next((row.get("at") for row in reversed(rows) if row.get("at")), None)
             title = _head(folder / name).get("title")
             board = name.removesuffix(".jsonl")
@@ -37,13 +42,13 @@ def boards(home: str | os.PathLike[str]) -> list[Row]:
     return found
 
 
-def board(home: str | os.PathLike[str], name: str) -> Row:
-    """The head, the last samples, thinned, and the marks; `JobError` if there is none."""
-    return FollowedBoard(home, name).read()
+def board(home: str | os.PathLike[str], name: str) -> Board:
+    """The head, some of the last samples, and the marks; `JobError` if there is no such board."""
+    return BoardCache(home, name).read()
 
 
-class FollowedBoard:
-    """One board; a line of it is read once."""
+class BoardCache:
+    """One board. Each of its lines is read once."""
 
     def __init__(self, home: str | os.PathLike[str], name: str) -> None:
         self._name = check_name("board", name)
@@ -52,32 +57,33 @@ class FollowedBoard:
         self._marks: deque[Row] = deque(maxlen=_MARKS)
         self._head: Row = {}
         self._last: Row | None = None
-        self._lines = Lines(self._path, self._take, self._restart)
+        self._lines = JsonLinesFile(self._path, self._take, self._restart)
 
-    def read(self) -> Row:
+    def read(self) -> Board:
         if not self._path.is_file():
             raise JobError(
-                f"there is no board {self._name}", hint="an application that runs writes one"
+                f"there is no board {self._name}",
+                hint="start the application that writes it, such as onceflow demo",
             )
         self._lines.read()
         if not self._head:
             self._head = _head(self._path)
-        return {
+        found = {
             **self._head,
             "board": self._name,
             "samples": thinned(list(self._samples), _SAMPLES),
             "marks": list(self._marks),
             "last": self._last,
         }
+        return cast(Board, found)  # with what else the application wrote into its head
 
     def _take(self, row: Row) -> None:
         if isinstance(row.get("mark"), str):
             self._marks.append(row)
         elif isinstance(row.get("totals"), dict):
             self._last = row
-            self._samples.append(
-                {k: v for k, v in row.items() if k != "campaigns"}
-            )  # they are large
+            kept = {k: v for k, v in row.items() if k != "campaigns"}  # they are large
+            self._samples.append(kept)
 
     def _restart(self) -> None:
         self._samples.clear()
@@ -86,7 +92,7 @@ class FollowedBoard:
 
 
 def thinned(rows: list[Row], keep: int) -> list[Row]:
-    """At most so many, evenly, with the first and the last."""
+    """At most `keep` rows, evenly spaced, with the first and the last."""
     if len(rows) <= keep:
         return rows
     step = (len(rows) - 1) / (keep - 1)
@@ -94,81 +100,91 @@ def thinned(rows: list[Row], keep: int) -> list[Row]:
 
 
 def _head(path: Path) -> Row:
-    first = _first(path)
+    first = first_row(path)
     return first if "board" in first else {}
 
 
-def _lines(path: Path, most: int) -> tuple[list[Row], int]:
-    """The objects in the last bytes of a file, and how large it is."""
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - most))
-            data = file.read(most)
-    except OSError:
-        return [], 0
-    lines = data.split(b"\n")
-    return list(parse_lines(lines if size <= most else lines[1:])), size
+# ---------------------------------------------------------------- the view
 
 
-def _names(folder: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
-
-
-# ---------------------------------------------------------------- runs of verify
-
-
-def verify_runs(home: str | os.PathLike[str]) -> list[Row]:
-    """The newest first."""
-    root = Path(home) / "_verify"
-    runs = [_run(root / name) for name in _names(root) if NAME.fullmatch(name)]
-    known = [run for run in runs if run["began"] is not None or run["verdict"] is not None]
-    return sorted(known, key=lambda run: str(run["began"]), reverse=True)
-
-
-def verify_run(home: str | os.PathLike[str], run: str) -> Row:
-    """One run with its events and, when it has ended, its result; `JobError` if there is none."""
-    folder = Path(home) / "_verify" / check_name("run", run)
-    if not folder.is_dir():
-        raise JobError(f"there is no run {run}", hint="onceflow verify makes one")
-    events, _ = _lines(folder / "events.jsonl", _READ)
-    kept = [e for e in events if e.get("event") != "progress"][-_EVENTS:]
-    return {**_run(folder), "events": kept, "result": read_json(folder / "result.json")}
-
-
-def _run(folder: Path) -> Row:
-    events, size = _lines(folder / "events.jsonl", 256 * 2**10)
-    result: dict[str, Any] | None = read_json(folder / "result.json")
-    first = _first(folder / "events.jsonl")
-    last = events[-1] if events else {}
-    quiet = ago(last.get("at"))
-    state = "ended" if result else "running" if quiet is not None and quiet < _SILENT else "broken"
-    progress = next((e for e in reversed(events) if e.get("event") == "progress"), None)
+def board_view(board: Board) -> Row:
+    """The values of a board's templates."""
+    marks = board.get("marks") or []
+    samples = thinned(board.get("samples") or [], charts.POINTS)
+    last: Row = board.get("last") or {}
+    found = board.get("unit")
+    unit: Row = found if isinstance(found, dict) else {}
+    currency = str(unit.get("spend") or "units")
+    listed = last["campaigns"] if isinstance(last.get("campaigns"), list) else []
+    campaigns = [one for one in listed if isinstance(one, dict)]
     return {
-        "run": folder.name,
-        "state": state,
-        "says": {
-            "ended": "it has ended", "running": "it runs", "broken": "it ended without a result",
-        }[state],
-        "began": (result or {}).get("began") or first.get("at"),
-        "seconds": (result or {}).get("seconds"),
-        "verdict": (result or {}).get("verdict"),
-        "seed": (result or {}).get("seed"),
-        "command": (result or {}).get("command") or first.get("command"),
-        "struck": (result or {}).get("struck"),
-        "violations": None if result is None else len(result.get("violations") or ()),
-        "progress": None if result else progress,
-        "report": (folder / "report.html").is_file(),
-        "events_bytes": size,
-    }  # fmt: skip
+        "charts": [
+            _chart("Clicks", "clicks", str(unit.get("clicks") or "clicks"), samples, marks),
+            _chart("Spend", "spend_micros", currency, samples, marks, parts=1_000_000),
+        ],
+        "campaigns": campaigns,
+        "truth": any(one.get("truth_clicks") is not None for one in campaigns),
+        "currency": currency,
+        "marks": list(reversed(marks))[:_LISTED],
+        "verdict": next((m for m in reversed(marks) if m.get("mark") == "verdict"), None),
+    }
 
 
-def _first(path: Path) -> Row:
-    try:
-        with open(path, "rb") as file:
-            return next(iter(parse_lines([file.readline(2**16)])), {})
-    except OSError:
-        return {}
+def _chart(
+    title: str, name: str, unit: str, samples: list[Row], marks: list[Row], *, parts: int = 1
+) -> Row:
+    """`parts`: how many of what the samples count make one of `unit`."""
+    committed, truth = _points(samples, name, parts), _points(samples, f"truth_{name}", parts)
+    lines = [charts.Line("truth", truth), charts.Line("committed", committed)]
+    now = _value(committed[-1][1], unit) if committed else formatting.NOTHING
+    beside = f"; expected {_value(truth[-1][1], unit)}" if truth else ""
+    kills = sum(mark.get("mark") == "kill" for mark in marks)
+    picture = charts.line_chart(
+        [line for line in lines if line.points],
+        [_mark(mark) for mark in marks if isinstance(mark.get("t"), int | float)],
+        f"{title} over time: {now}{beside}",
+    )
+    shown: Row = {"title": title, "now": now, "truth": beside, "chart": None}
+    if picture is not None:
+        shown["chart"] = Markup(picture.svg)
+        shown["strip"] = Markup(picture.strip)
+        shown["scale"] = [_value(value, unit) for value in picture.scale]
+        shown["first"] = formatting.elapsed(picture.first)
+        shown["last"] = formatting.elapsed(picture.last)
+        shown["says"] = f"{formatting.count(kills, 'kills')} so far" if kills else "no kill so far"
+    return shown
+
+
+def _mark(mark: Row) -> charts.Mark:
+    kind = str(mark.get("mark") or "mark")
+    return charts.Mark(
+        at=float(mark["t"]),
+        kind=kind,
+        title=f"{mark['t']:.1f} s: {mark.get('what') or kind}",
+        sign=formatting.MARKS.get(kind, "·"),
+        word=formatting.MARK_WORDS.get(kind, kind),
+    )
+
+
+def _points(samples: list[Row], name: str, parts: int) -> list[tuple[float, float]]:
+    found = []
+    for sample in samples:
+        at, value = sample.get("t"), (sample.get("totals") or {}).get(name)
+        if isinstance(at, int | float) and isinstance(value, int | float):
+            found.append((float(at), float(value) / parts))
+    return found
+
+
+def _value(value: float, unit: str) -> str:
+    decimals = 0 if value == int(value) or value >= 1000 else 2
+    return f"{value:,.{decimals}f} {unit}"
+
+
+def budget_bar(campaign: Row) -> Markup:
+    """How much of its budget a campaign has spent."""
+    spent, budget = campaign.get("spend_micros"), campaign.get("budget_micros")
+    if not isinstance(spent, int) or not isinstance(budget, int) or budget <= 0:
+        return Markup(formatting.NOTHING)
+    return Markup(charts.bar(spent / budget, "budget")) + Markup("<span>{}</span>").format(
+        formatting.share(spent / budget)
+    )

@@ -1,10 +1,10 @@
-"""Files that somebody else writes, read again only when they have changed.
+"""Files that other processes write, read again only when they have changed.
 
-A file that changed less than a moment before we looked at it is read once more: two changes within
+A file that changed less than 0.1 seconds ago is read once more the next time: two changes within
 one tick of the file system's clock have the same time.
 
-A number that is not finite, or that no float can hold, is read as null: nobody can draw it, and it
-is not JSON.
+A number that is not finite, or too large for a float, is read as null: it is not JSON, and no chart
+can draw it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Any
 Row = dict[str, Any]
 
 _SETTLED = 100_000_000  # nanoseconds
-_LONGEST = 8 * 2**20  # bytes of a file of lines that are read at once: the last ones
+_LONGEST = 8 * 2**20  # bytes of a file of lines that are read at once, from its end
 _ANY = (-1, -1, -1)
 
 
 class Changes:
-    """Has a file or a folder changed since it was asked last?"""
+    """Tells whether a file or a folder has changed since the last call of `any`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -43,7 +43,7 @@ class Changes:
 
 
 def signature(path: Path) -> tuple[tuple[int, int, int] | None, bool]:
-    """Which file is it, how large, of when; and whether a further change would show."""
+    """Inode, size and time of the file; and whether a further change would change them."""
     try:
         found = os.stat(path)
     except OSError:
@@ -52,8 +52,8 @@ def signature(path: Path) -> tuple[tuple[int, int, int] | None, bool]:
     return (found.st_ino, found.st_size, found.st_mtime_ns), settled
 
 
-class Document:
-    """A JSON file that is replaced as a whole. `body` is None while it cannot be read."""
+class JsonFile:
+    """A JSON file that its writer replaces as a whole. `body` is None while it cannot be read."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._changes = path, Changes(path)
@@ -65,9 +65,10 @@ class Document:
         return self.body
 
 
-class Lines:
-    """A file of JSON lines that grows at its end, is trimmed by being replaced, and may end in
-    half a line. `take` is told each line once; `restart`, that all begins anew."""
+class JsonLinesFile:
+    """A file of JSON lines that grows at its end. Its writer may replace it by a shorter one, and
+    its last line may be incomplete. `take` gets each line once; `restart` is called before the
+    lines of another file."""
 
     def __init__(
         self, path: Path, take: Callable[[Row], None], restart: Callable[[], None]
@@ -96,11 +97,11 @@ class Lines:
         self._offset += whole
         for row in parse_lines(data[:whole].splitlines()):
             with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
-                self._take(row)  # unless it is of another shape
+                self._take(row)  # unless it has another shape
 
 
 def parse_lines(lines: Iterable[bytes]) -> Iterable[Row]:
-    """Those that are objects; a line that a crash cut through is not."""
+    """The lines that are objects; a line that a crash cut off is none."""
     for line in lines:
         try:
             row = _DECODER.decode(str(line, "utf-8"))
@@ -111,7 +112,7 @@ def parse_lines(lines: Iterable[bytes]) -> Iterable[Row]:
 
 
 def read_json(path: Path) -> Row | None:
-    """None: it is not there, or not readable, or being written."""
+    """None if the file is missing or unreadable, or is being written."""
     try:
         body = _DECODER.decode(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -125,8 +126,37 @@ def _finite(text: str) -> float | None:
 
 
 def _whole(text: str) -> int | None:
-    """One of up to 18 digits is the most usual, and needs no second look."""
+    """Up to 18 digits, the usual case, need no check."""
     return int(text) if len(text) < 19 or _finite(text) is not None else None
 
 
 _DECODER = json.JSONDecoder(parse_constant=_finite, parse_float=_finite, parse_int=_whole)
+
+
+def last_rows(path: Path, most: int) -> tuple[list[Row], int]:
+    """The objects in the last `most` bytes of a file of lines, and the size of the file."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - most))
+            data = file.read(most)
+    except OSError:
+        return [], 0
+    lines = data.split(b"\n")
+    return list(parse_lines(lines if size <= most else lines[1:])), size
+
+
+def first_row(path: Path) -> Row:
+    """The object in the first line of a file."""
+    try:
+        with open(path, "rb") as file:
+            return next(iter(parse_lines([file.readline(2**16)])), {})
+    except OSError:
+        return {}
+
+
+def names_in(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []

@@ -1,16 +1,20 @@
-"""What no request gets past: a host that is not ours, another site, a size, a missing header.
+"""What every request must pass: its host, its origin, its framing, its size.
 
-1. **Host**: a name that is not the page's own is refused, so that a name which an attacker points
-   at this machine (DNS rebinding) reads nothing. An address cannot be pointed elsewhere.
-2. **Cross-site**: whatever is not a GET or HEAD must come from a page of ours, if a browser sends
-   it. There is no CORS, so no other site reads an answer; what asks targets is not even asked for
+1. **Host**: the page answers only under its own names, so that a name which an attacker points at
+   this machine (DNS rebinding) reads nothing. An address cannot be pointed elsewhere.
+2. **Cross-site**: a request that is not GET or HEAD must come from the page itself, if a browser
+   sends it. There is no CORS, so no other site can read an answer. Targets are not even asked for
    another site, unless a person follows a link.
 3. **Framing**: a request with `Transfer-Encoding` must be HTTP/1.1 and have no `Content-Length`.
    A proxy in front may read such a request in another way, and take a part of its body for the
-   next request. Other bad framing (two lengths, an unknown encoding) is refused by h11.
-4. **Sizes**: of the address, of the headers (the server's own limit), of the body; and the number
-   of requests that are answered at the same time.
-5. **Headers** of every answer: nothing but our own scripts and styles, no frame around us.
+   next request. h11 refuses other bad framing, such as two lengths or an unknown encoding.
+4. **Sizes**: of the address, of the headers (the server has a limit too), of the body; and the
+   number of requests that are answered at the same time.
+5. **Headers** of every answer: only scripts and styles of the page, no frame around it.
+
+Starlette's `TrustedHostMiddleware` compares the host with a list of names. The page also answers
+under every loopback address, or under every address when it listens on all, and tells what is
+wrong, so `AllowedHosts` stays.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from onceflow.page.access import Refusal
+from onceflow.page.errors import Refused
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +40,7 @@ LARGEST_HEAD = 16 * 1024
 LONGEST_URL = 2048
 MOST_REQUESTS = 300  # that are answered at the same time, live views among them
 _BODY_SECONDS = 10.0
-READING = {"GET", "HEAD"}
+READ_METHODS = {"GET", "HEAD"}
 _ASKS = re.compile(r"(/api)?/jobs/[^/]*/(ledgers|plan)")  # the targets of a job
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]{1,253})(:\d{1,5})?")
 
@@ -58,25 +62,26 @@ _HEADERS = {
 }
 
 
-class Hosts:
+class AllowedHosts:
     """The names under which the page answers."""
 
     def __init__(self, bound: str, allowed: Iterable[str] = ()) -> None:
         self._names = {name.lower().rstrip(".") for name in (bound, *allowed)} | {"localhost"}
         self._everywhere = not is_loopback(bound)
 
-    def refuse(self, headers: Headers) -> Refusal | None:
+    def refuse(self, headers: Headers) -> Refused | None:
         given = headers.getlist("host")
         found = _HOST.fullmatch(given[0]) if len(given) == 1 else None
         if found is None or int((found[2] or ":0")[1:]) > 65535:
-            return Refusal(400, "a request must name one host")
+            return Refused("a request must name one host", status=400)
         name = found[1].strip("[]").lower().rstrip(".")
         if name in self._names or is_loopback(name) or (self._everywhere and _is_address(name)):
             return None
-        return Refusal(
-            421, "this page does not answer under that name",
-            f"if the name is right: onceflow serve --allow-host {name}",
-        )  # fmt: skip
+        return Refused(
+            "this page does not answer under that name",
+            hint=f"if the name is right: onceflow serve --allow-host {name}",
+            status=421,
+        )
 
 
 def is_loopback(name: str) -> bool:
@@ -91,36 +96,36 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def refuse_cross_site(method: str, path: str, headers: Headers) -> Refusal | None:
-    """A browser says where a request comes from; what is no browser has no session to abuse."""
+def refuse_cross_site(method: str, path: str, headers: Headers) -> Refused | None:
+    """A browser tells where a request comes from; other programs have no session to abuse."""
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-    if method in READING:
+    if method in READ_METHODS:
         ours = site in (None, "same-origin", "none")
         if ours or headers.get("sec-fetch-mode") == "navigate" or not _ASKS.fullmatch(path):
             return None
-        return Refusal(403, "requests from other sites are refused")
+        return Refused("requests from other sites are refused", status=403)
     if origin is not None:
         try:
             same = urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
         except ValueError:
             same = False
         if not same:
-            return Refusal(403, "requests from other sites are refused")
+            return Refused("requests from other sites are refused", status=403)
     if site not in (None, "same-origin"):
-        return Refusal(403, "requests from other sites are refused")
+        return Refused("requests from other sites are refused", status=403)
     return None
 
 
 class Guard:
-    """The outermost layer of the page. `refused` makes the answer to a request that is refused,
-    `failed` to one that failed; a stack goes to the log and nowhere else."""
+    """The outermost layer of the page. `refused` makes the answer to a refused request, `failed` to
+    one that failed. A stack trace goes to the log and nowhere else."""
 
     def __init__(
         self,
         app: ASGIApp,
         *,
-        hosts: Hosts,
-        refused: Callable[[Request, Refusal], Awaitable[Response]],
+        hosts: AllowedHosts,
+        refused: Callable[[Request, Refused], Awaitable[Response]],
         failed: Callable[[Request, Exception], Awaitable[Response]],
     ) -> None:
         self._app, self._hosts = app, hosts
@@ -149,50 +154,50 @@ class Guard:
         except Exception as error:  # the edge
             _log.exception("%s %r failed", scope["method"], scope["path"][:200])
             if not started:
-                response = await self._words(Request(scope), error)
+                response = await self._failure(Request(scope), error)
                 await response(scope, receive, send_guarded)
         finally:
             self._active -= 1
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        found: Refusal | bytes | None = self._refuse(scope)
-        if found is None and scope["method"] not in READING:
+        found: Refused | bytes | None = self._refuse(scope)
+        if found is None and scope["method"] not in READ_METHODS:
             found = await _body(Headers(scope=scope), receive)
-        if isinstance(found, Refusal):
+        if isinstance(found, Refused):
             response = await self._refused(Request(scope), found)
             response.headers["Connection"] = "close"
             await response(scope, receive, send)
             return
         await self._app(scope, receive if found is None else _replay(found, receive), send)
 
-    async def _words(self, request: Request, error: Exception) -> Response:
+    async def _failure(self, request: Request, error: Exception) -> Response:
         try:
             return await self._failed(request, error)
-        except Exception:  # the edge of the edge: the words could not be made either
-            _log.exception("no words for it")
+        except Exception:  # the page of the error failed too
+            _log.exception("the error could not be shown")
             return PlainTextResponse("this could not be answered\n", 500)
 
-    def _refuse(self, scope: Scope) -> Refusal | None:
+    def _refuse(self, scope: Scope) -> Refused | None:
         headers = Headers(scope=scope)
         if self._active > MOST_REQUESTS:
-            return Refusal(503, "the page answers too many requests already", "try again soon")
+            return Refused("the page has too many requests", hint="try again soon", status=503)
         if "transfer-encoding" in headers and (
             "content-length" in headers or scope["http_version"] != "1.1"
         ):
-            return Refusal(400, "the length of that request is not clear")
+            return Refused("the length of that request is not clear", status=400)
         length = len(scope["raw_path"]) + len(scope["query_string"])
         if length > LONGEST_URL:
-            return Refusal(414, "that address is too long")
+            return Refused("that address is too long", status=414)
         if sum(len(name) + len(value) for name, value in headers.raw) > LARGEST_HEAD:
-            return Refusal(431, "the head of that request is too large")
+            return Refused("the head of that request is too large", status=431)
         return self._hosts.refuse(headers) or refuse_cross_site(
             scope["method"], scope["path"], headers
         )
 
 
-async def _body(headers: Headers, receive: Receive) -> bytes | Refusal:
-    """The whole body, if it is small and comes soon."""
-    too_large = Refusal(413, f"a request has at most {LARGEST_BODY // 1024} KiB")
+async def _body(headers: Headers, receive: Receive) -> bytes | Refused:
+    """The whole body, if it is small and comes in time."""
+    too_large = Refused(f"a request has at most {LARGEST_BODY // 1024} KiB", status=413)
     length = headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > LARGEST_BODY:
         return too_large
@@ -202,18 +207,18 @@ async def _body(headers: Headers, receive: Receive) -> bytes | Refusal:
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    return Refusal(400, "the request ended too soon")
+                    return Refused("the request ended too soon", status=400)
                 body += bytes(message.get("body", b""))
                 if len(body) > LARGEST_BODY:
                     return too_large
                 if not message.get("more_body"):
                     return body
     except TimeoutError:
-        return Refusal(408, "the request did not come in time")
+        return Refused("the request did not come in time", status=408)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """The body that was read, then what the connection says next."""
+    """The body that was read, then the next messages of the connection."""
     waiting = [body]
 
     async def replayed() -> Message:
@@ -224,28 +229,28 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return replayed
 
 
-# ---------------------------------------------------------------- who asks
+# ---------------------------------------------------------------- the sender
 
 
 def address(request: Request) -> str:
     return request.client.host if request.client else "-"
 
 
-def who(request: Request) -> dict[str, str]:
-    """For the audit log. What a proxy says about its client is noted as a claim."""
+def requester(request: Request) -> dict[str, str]:
+    """For the audit log. The client that a proxy names is noted as a claim."""
     claimed = request.headers.get("x-forwarded-for")
     return {"who": address(request), **({"forwarded_for": claimed[:100]} if claimed else {})}
 
 
 def cookie_name(request: Request) -> str:
-    """Cookies do not know ports: two pages of one machine must not take each other's."""
+    """Browsers share cookies between ports, so two pages on one machine need two names."""
     port = urlsplit(f"//{request.headers.get('host', '')}").port
     return f"onceflow-{port or 'web'}"
 
 
 def cookie(request: Request) -> str | None:
-    """That of our session. Other applications of this machine have cookies here too, of any
-    shape: they are passed over, one by one."""
+    """The cookie of our session. Other applications of this machine have cookies here too, of any
+    shape; they are skipped."""
     name = cookie_name(request)
     pairs = (part.strip().partition("=") for part in request.headers.get("cookie", "").split(";"))
     return next((value for key, _, value in pairs if key == name), None)

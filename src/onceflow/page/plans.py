@@ -1,13 +1,15 @@
-"""What a restore or a rollback would do, and the command that does it. Nothing is ever changed."""
+"""What a restore or a rollback would do, and the command that does it. Plans change nothing."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from onceflow.errors import JobError, OnceflowError
-from onceflow.page.api import BadRequest
+from onceflow.page.errors import BadRequest
+from onceflow.page.shapes import Plan, PlannedOutput
 from onceflow.protocol.home import JobFolder, chosen
 from onceflow.protocol.lineage import CHOICES
 from onceflow.snapshots.epochs import retained
@@ -20,33 +22,40 @@ Row = dict[str, Any]
 MEANS = {
     "rewind": "take them back where the target can",
     "skip": "leave them; compute their epochs again without publishing",
-    "replay": "publish them once more: duplicates",
+    "replay": "publish them again: duplicates",
 }
 
 
-def plan(home: Path, job: str, *, restore: str, rollback: str, published: str) -> Row:
-    """As `onceflow restore --plan --json`, and the command. `restore`: a savepoint of the job;
-    or `rollback`: a retained epoch, or a time. Refuses what a target cannot do."""
+def wanted(parameters: Mapping[str, str]) -> dict[str, str]:
+    """What a plan is for, as a request has it."""
+    return {key: parameters.get(key, "").strip() for key in ("restore", "rollback")}
+
+
+def plan(home: Path, job: str, *, restore: str, rollback: str, published: str) -> Plan:
+    """As `onceflow restore --plan --json`, and the command. `restore`: a savepoint of the job; or
+    `rollback`: a retained epoch or a time. Raises if a target cannot do it."""
     folder = chosen(home, check_name("job", job))[0]
     if published not in CHOICES:
-        raise BadRequest(f"{published!r} is no choice", hint=f"one of {', '.join(CHOICES)}")
+        raise BadRequest(f"{published!r} is not a choice", hint=f"one of {', '.join(CHOICES)}")
     if bool(restore) == bool(rollback):
-        raise BadRequest("a plan is for one thing", hint="restore=SAVEPOINT, or rollback=EPOCH")
-    answers = [vars(answer) for answer in _going(folder, restore, rollback, published).plan()]
+        raise BadRequest(
+            "a plan needs one of restore and rollback", hint="restore=SAVEPOINT, or rollback=EPOCH"
+        )
+    outputs = [vars(output) for output in _restore(folder, restore, rollback, published).plan()]
     return {
         "job": job,
         "lineage": None,
         "at_once": False,
-        "outputs": answers,
+        "outputs": cast(list[PlannedOutput], outputs),
         "command": _command(home, job, restore, rollback, published),
     }
 
 
-def _going(folder: JobFolder, restore: str, rollback: str, published: str) -> Restore:
+def _restore(folder: JobFolder, restore: str, rollback: str, published: str) -> Restore:
     choices = {"": published}
     if not restore:
         return Restore(folder, retained(folder, rollback), choices, f"rollback to {rollback}")
-    # By its name alone: a path would let whoever looks read folders that are not the job's.
+    # By name only: with a path, a viewer could read folders of other jobs.
     cuts = Savepoints(folder).read(check_name("savepoint", restore)).cuts()
     return Restore(folder, cuts, choices, f"restore of {restore}")
 
@@ -57,12 +66,12 @@ def _command(home: Path, job: str, restore: str, rollback: str, published: str) 
 
 
 def plans(home: Path, job: str, *, restore: str, rollback: str) -> list[Row]:
-    """One for each choice; a refusal says why. `JobError` if all are refused for one reason."""
+    """One plan for each choice; a refused one tells why. `JobError` if all have one reason."""
     found: list[Row] = []
     for choice in CHOICES:
         row: Row = {"choice": choice, "means": MEANS[choice], "refused": None, "hint": ""}
         try:
-            row |= plan(home, job, restore=restore, rollback=rollback, published=choice)
+            row |= {**plan(home, job, restore=restore, rollback=rollback, published=choice)}
         except BadRequest:
             raise
         except OnceflowError as error:
@@ -73,5 +82,5 @@ def plans(home: Path, job: str, *, restore: str, rollback: str) -> list[Row]:
     return found
 
 
-def stop(home: Path, job: str) -> str:
+def stop_command(home: Path, job: str) -> str:
     return shlex.join(["onceflow", "stop", job, "--home", str(home)])

@@ -1,4 +1,4 @@
-"""The page, served: in the foreground, or beside something else that runs.
+"""The server of the page, in the foreground or in a thread.
 
 with Page(home) as page:
     page.url, page.token
@@ -23,13 +23,13 @@ from onceflow.errors import SetupError
 from onceflow.page.access import new_token
 from onceflow.page.app import create
 from onceflow.page.guard import LARGEST_HEAD
-from onceflow.page.sse import Live
+from onceflow.page.sse import LiveViews
 
 DEFAULT_PORT = 8765
 _HEAD_SECONDS = 5.0  # in which the head of a request must have come
 _MOST_WAITING = 200  # connections that wait for the head of a request
-_UNREAD = 256 * 1024  # bytes that wait in the system for one who reads slowly
-_UNREAD_MS = 20_000  # a connection whose other end reads nothing for so long ends
+_UNREAD = 256 * 1024  # bytes that the system keeps for a slow reader
+_UNREAD_MS = 20_000  # a connection whose other end reads nothing for so long is closed
 _START_SECONDS = 20.0
 
 
@@ -83,9 +83,9 @@ class _Protocol(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Ends live views first: they have no end of their own."""
+    """Ends live views first, because they never end by themselves."""
 
-    def __init__(self, config: uvicorn.Config, live: Live) -> None:
+    def __init__(self, config: uvicorn.Config, live: LiveViews) -> None:
         super().__init__(config)
         self._live = live
 
@@ -95,9 +95,9 @@ class _Server(uvicorn.Server):
 
 
 class Page:
-    """The page of a home, in a thread of its own while the block lasts.
+    """The page of a home; as a context manager, in a thread.
 
-    `port` None: 8765, or a free one if that is taken; `moved` says so. 0: any free one."""
+    `port` None: 8765, or a free one if that is taken (`moved`). 0: any free one."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Page:
         self.port = int(self._socket.getsockname()[1])
         self.moved = port is None and self.port != DEFAULT_PORT
         self.url = f"http://{_shown(host)}:{self.port}/"
-        live = Live()
+        live = LiveViews()
         app = create(home, token=self.token, host=host, allow_hosts=allow_hosts, live=live)
         self.app = app
         config = uvicorn.Config(
@@ -138,11 +138,11 @@ class Page:
         self._failure: BaseException | None = None
 
     def stop(self) -> None:
-        """Soon; also from a signal handler, and before it has begun."""
+        """Stop soon. A signal handler may call it, even before the page has started."""
         self._server.should_exit = True
 
     def serve(self) -> None:
-        """In this thread, until SIGINT or SIGTERM. Whoever handled them before gets them after."""
+        """Serve in this thread until SIGINT or SIGTERM. Their handlers are restored afterwards."""
         with contextlib.closing(self._socket):
             self._server.run(sockets=[self._socket])
 
@@ -181,9 +181,9 @@ class Page:
 
 
 def _bind(host: str, port: int, *, free: bool) -> socket.socket:
-    """A socket that listens there. `free`: on another port if that one is taken."""
+    """A listening socket. `free`: on any free port if that one is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Named, for asyncio sends without delay only where it sees that the protocol is TCP.
+    # With the protocol: asyncio sets TCP_NODELAY only on sockets that name TCP.
     found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD)
@@ -198,13 +198,13 @@ def _bind(host: str, port: int, *, free: bool) -> socket.socket:
             return _bind(host, 0, free=False)
         raise SetupError(
             f"the page cannot be served on {host}, port {port}: {error.strerror}",
-            hint="name another --port, or 0 for a free one",
+            hint="name another --port, or --port 0 for a free one",
         ) from error
     return found
 
 
 def _shown(host: str) -> str:
-    """What a person on this machine types."""
+    """The host as a person on this machine types it."""
     if host in ("0.0.0.0", "::", ""):
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host

@@ -1,12 +1,12 @@
-"""Live views: HTML fragments over server-sent events, made once for all who look.
+"""Live views: HTML fragments as server-sent events, made once for all viewers.
 
-A view is looked at once a second while somebody looks at it, and rendered once however many look.
-A viewer gets what changed since what it got last. Nothing is queued: one that reads slowly finds
-the newest fragments when it comes back, however many it missed, so it costs no memory and slows
-nobody; one that takes nothing at all is cut off.
+While somebody looks at a view, it is rendered once a second, however many viewers it has. A viewer
+gets the fragments that changed since it got the last ones. Nothing is queued: a slow viewer gets
+the newest fragments when it is ready, however many it missed, so it costs no memory and slows
+nobody. A viewer that takes nothing for some time is disconnected.
 
-A `beat` says that what a viewer has is what is. While a view cannot be made, a `stale` takes its
-place, which says since when and why, as HTML.
+A `beat` tells that the viewer has the present state. While a view cannot be made, `stale` takes its
+place and tells since when and why, as HTML.
 """
 
 from __future__ import annotations
@@ -28,33 +28,35 @@ Fragments = dict[str, str]  # the name of the event -> HTML
 Render = Callable[[], Awaitable[Fragments]]
 
 MOST_VIEWERS = 200
-_EVERY = 1.0  # seconds between two looks
-_BEAT_AFTER = 5.0  # seconds without news; then a sign of life
+_EVERY = 1.0  # seconds between two renderings
+_BEAT_AFTER = 5.0  # seconds without a change
 _STUCK_AFTER = 20.0  # seconds in which a viewer takes nothing
-_KEPT = 16  # answers that are kept in bytes, for viewers that are a little behind
+_KEPT = 16  # versions that are kept in bytes, for viewers that are a little behind
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass
 class _View:
-    """One view, and all who look at it."""
+    """One view and its viewers."""
 
     render: Render
     fragments: Fragments = field(default_factory=dict)
     version: int = 0
-    stale: str | None = None  # since when and why it cannot be made
-    pokes: set[asyncio.Event] = field(default_factory=set)  # one for each viewer: there is news
+    stale: str | None = None  # since when it cannot be made, and why
+    pokes: set[asyncio.Event] = field(
+        default_factory=set
+    )  # one for each viewer: something has changed
     worker: asyncio.Task[None] | None = None
-    _changed: dict[str, int] = field(default_factory=dict)  # fragment -> the version it is of
+    _changed: dict[str, int] = field(default_factory=dict)  # fragment -> its version
     _made: dict[int, bytes] = field(default_factory=dict)
 
     async def work(self) -> None:
-        """Look at it again and again, until nobody else does."""
+        """Render it again and again; cancelled when the last viewer leaves."""
         while True:
             try:
                 self._put(await self.render())
-            except Exception as error:  # viewers keep what they have; the next look may do better
+            except Exception as error:  # viewers keep what they have; it is tried again
                 if self.stale is None:
                     _log.exception("a live view could not be made")
                     self.stale = f"cannot be read since {now()[11:19]} UTC: {_why(error)}"
@@ -77,7 +79,7 @@ class _View:
             poke.set()
 
     def since(self, version: int) -> bytes:
-        """What a viewer lacks that has got a version: made once for all who have got the same."""
+        """What a viewer of this version lacks; made once for all viewers of the same version."""
         if version not in self._made:
             if len(self._made) >= _KEPT:
                 self._made.clear()
@@ -89,7 +91,7 @@ class _View:
         return self._made[version]
 
 
-class Live:
+class LiveViews:
     """The live views of one page."""
 
     def __init__(self, most: int = MOST_VIEWERS) -> None:
@@ -99,18 +101,18 @@ class Live:
         self.closing = False
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         return self.viewers >= self._most
 
     def close(self) -> None:
-        """End all streams: the page stops."""
+        """End all streams, because the page stops."""
         self.closing = True
         for view in self._views.values():
             for poke in view.pokes:
                 poke.set()
 
     @contextlib.contextmanager
-    def looking(self, name: str, render: Render, poke: asyncio.Event) -> Iterator[_View]:
+    def viewing(self, name: str, render: Render, poke: asyncio.Event) -> Iterator[_View]:
         view = self._views.get(name)
         if view is None:
             view = self._views[name] = _View(render)
@@ -129,11 +131,11 @@ class Live:
 
 
 class Stream(Response):
-    """A view as an endless answer, until the viewer or the page goes."""
+    """A view as an endless answer, until the viewer leaves or the page stops."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, live: Live, name: str, render: Render) -> None:
+    def __init__(self, live: LiveViews, name: str, render: Render) -> None:
         super().__init__(headers={"X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._live, self._name, self._render = live, name, render
@@ -152,7 +154,7 @@ class Stream(Response):
             await give(b"", more=False)
             return
         try:
-            with self._live.looking(self._name, self._render, poke) as view:
+            with self._live.viewing(self._name, self._render, poke) as view:
                 await give(b"retry: 2000\n\n")
                 seen, stale = 0, None
                 while not gone.done() and not self._live.closing:
@@ -169,7 +171,7 @@ class Stream(Response):
                 if not gone.done():
                     await give(b"", more=False)
         except TimeoutError:
-            pass  # it takes nothing: that the answer has no end closes the connection
+            pass  # the viewer takes nothing: an unfinished answer closes the connection
         finally:
             gone.cancel()
 
@@ -180,13 +182,13 @@ async def _gone(receive: Receive) -> None:
 
 
 def message(name: str, html: str) -> bytes:
-    """One event. A line break would end a line of it."""
+    """One event. A line break in a fragment begins another `data` line."""
     lines = "".join(f"data: {line}\n" for line in html.splitlines()) or "data:\n"
     return f"event: {name}\n{lines}\n".encode()
 
 
 def _sign(stale: str | None) -> bytes:
-    """A sign of life, or why there is none."""
+    """The beat, or why there is none."""
     if stale is not None:
         return message("stale", str(escape(stale)))
     at = now()
@@ -194,9 +196,9 @@ def _sign(stale: str | None) -> bytes:
 
 
 def _why(error: Exception) -> str:
-    """In words that a person may see: of what is not expected, none."""
+    """For people. An unexpected error is only in the log."""
     if isinstance(error, OnceflowError):
         return error.message
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return "the log of the page says why"
+    return "see the log of the page"

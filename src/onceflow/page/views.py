@@ -1,10 +1,9 @@
-"""The views for people: each a whole page from the server, with parts that are renewed while one
-looks. A part is made from the home alone, never from who looks, so all viewers share it."""
+"""The views for people. Each is a whole page from the server; its parts are sent again when they
+change. A part depends on the home alone, never on the viewer, so all viewers share it."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -13,14 +12,17 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import Route
 
 from onceflow.errors import JobError, OnceflowError
-from onceflow.page import boarded, plans, runs
-from onceflow.page.access import Access
+from onceflow.page import plans
 from onceflow.page.actions import Actions
+from onceflow.page.boards import board_view
+from onceflow.page.errors import TooManyViewers, status_of
+from onceflow.page.graph import lineage_tree
 from onceflow.page.guard import cookie
+from onceflow.page.home_reader import HomeReader
 from onceflow.page.html import Static, templates
-from onceflow.page.sse import Fragments, Live, Stream
-from onceflow.page.tree import branches
-from onceflow.page.watch import Watch
+from onceflow.page.shapes import BoardSummary, Retained
+from onceflow.page.sse import Fragments, LiveViews, Stream
+from onceflow.page.verify_runs import faults, run_view, violations
 from onceflow.protocol.home import now
 from onceflow.store.names import NAME, check_name
 from onceflow.store.version import __version__
@@ -35,11 +37,11 @@ _THEMES = ("light", "dark")
 
 
 class Views:
-    def __init__(self, home: Path, watch: Watch, access: Access, actions: Actions, live: Live):
-        self._home, self._watch, self._access = home, watch, access
-        self._actions, self._live = actions, live
+    def __init__(self, reader: HomeReader, actions: Actions, live: LiveViews) -> None:
+        self._home, self._reader, self._live = reader.home, reader, live
+        self._actions, self._access = actions, actions.access
         self.static = Static()
-        self._templates = templates(self.static, version=__version__, home=str(home))
+        self._templates = templates(self.static, version=__version__, home=str(self._home))
 
     def routes(self) -> list[Route]:
         pages = {
@@ -76,7 +78,7 @@ class Views:
     async def page(
         self, request: Request, template: str, *, status: int = 200, **values: Any
     ) -> Response:
-        """A whole page; or its content alone, for a script that puts it into one."""
+        """A whole page; or only its content, for a script that puts it into a page."""
         theme = request.cookies.get("onceflow-theme")
         context: Row = {
             "session": self._access.session(cookie(request)),
@@ -92,32 +94,33 @@ class Views:
         }
         return HTMLResponse(self._render(template, **context), status_code=status)
 
-    async def _boards(self) -> list[Row]:
+    async def _boards(self) -> list[BoardSummary]:
         try:
-            return await self._watch.boards()
+            return await self._reader.boards()
         except OSError:
             return []
 
-    async def problem(
-        self, request: Request, status: int, says: str, hint: str = "", **headers: str
-    ) -> Response:
-        answer = await self.page(
-            request, "problem.html", status=status, number=status, says=says, hint=hint
-        )
-        answer.headers.update({name.replace("_", "-"): value for name, value in headers.items()})
-        return answer
+    async def problem(self, request: Request, error: OnceflowError) -> Response:
+        status = status_of(error)
+        return await self.page(
+            request, "problem.html", status=status, number=status, says=error.message,
+            hint=error.hint,
+        )  # fmt: skip
 
     def _stream(self, parts: Parts) -> Callable[[Request], Awaitable[Response]]:
         async def stream(request: Request) -> Response:
             name = request.path_params.get("name", "")
             if name and not NAME.fullmatch(name):
                 raise HTTPException(404)
-            if self._live.full:
-                return await self.problem(
-                    request, 503, "too many look at this page already",
-                    "close one that looks; this one tries again by itself", Retry_After="10",
-                )  # fmt: skip
-            await parts(name)  # refused before anything is streamed
+            if self._live.is_full:
+                error = TooManyViewers(
+                    "the page has too many viewers",
+                    hint="close another view of it; this one tries again by itself",
+                )
+                answer = await self.problem(request, error)
+                answer.headers["Retry-After"] = "10"
+                return answer
+            await parts(name)  # if it does not exist, no stream begins
             return Stream(self._live, request.url.path, lambda: parts(name))
 
         return stream
@@ -125,10 +128,10 @@ class Views:
     # -------------------------------------------------------------- jobs
 
     async def parts_jobs(self, _: str = "") -> Fragments:
-        found = await self._watch.jobs()
+        found = await self._reader.jobs()
         states = ", ".join(f"{job['job']}: {job['state']}" for job in found)
         return {
-            "announce": self._render("_said.html", text=states or "no job has run here yet"),
+            "announce": self._render("_announce.html", text=states or "no job has run here yet"),
             "jobs": self._render("_jobs.html", jobs=found),
         }
 
@@ -137,10 +140,10 @@ class Views:
         return await self.page(request, "jobs.html", parts=parts, live="/live/jobs", here="jobs")
 
     async def parts_job(self, name: str) -> Fragments:
-        found = await self._watch.job(name)
+        found = await self._reader.job(name)
         values = {"job": found, "marks": found["marks"], "name": name}
         return {
-            "announce": self._render("_said.html", text=f"{name}: {found['state']}"),
+            "announce": self._render("_announce.html", text=f"{name}: {found['state']}"),
             **{
                 part: self._render(f"_{part}.html", **values)
                 for part in ("figures", "flow", "epochs", "happened")
@@ -161,48 +164,53 @@ class Views:
 
     async def state(self, request: Request) -> Response:
         name = _name(request, "job")
-        states = await self._watch.state(name)
+        states = await self._reader.state(name)
         return await self._of_job(request, "state.html", name, "now", states=states)
 
     async def ledgers(self, request: Request) -> Response:
         name = _name(request, "job")
-        ledgers = await self._watch.ledgers(name)
+        ledgers = await self._reader.ledgers(name)
         return await self._of_job(request, "ledgers.html", name, "now", ledgers=ledgers)
 
     async def epoch(self, request: Request) -> Response:
         name, number = _name(request, "job"), request.path_params["epoch"]
-        epochs = await self._watch.epoch(name, number)
+        epochs = await self._reader.epoch(name, number)
         return await self._of_job(request, "epoch.html", name, "now", epochs=epochs, number=number)
 
     # -------------------------------------------------------------- lineages
 
     async def parts_lineages(self, name: str) -> Fragments:
-        await self._watch.job(name)
-        taking = self._actions.taken(name)
-        taken = {  # before the tree is read: one that is said to be taken is in it
-            "announce": self._render("_said.html", text=taking[0].told if taking else ""),
-            "taking": self._render("_taking.html", taking=taking),
+        await self._reader.job(name)
+        requests = self._actions.requests(name)
+        made = {  # before the tree is read, so that the tree has every savepoint that was created
+            "announce": self._render(
+                "_announce.html", text=requests[0].announcement if requests else ""
+            ),
+            "requests": self._render("_requests.html", requests=requests),
         }
         tree: list[Row] = []
-        listed: Row = {"savepoints": [], "retained": []}
+        savepoints: list[Row] = []
+        retained: list[Retained] = []
         problem = None
         try:
-            tree, listed = await self._watch.lineages(name), await self._watch.savepoints(name)
+            tree = lineage_tree(await self._reader.lineages(name))
+            listed = await self._reader.savepoints(name)
+            savepoints, retained = listed["savepoints"], listed["retained"]
         except JobError:  # a job that starts for the first time has none yet
             pass
         except OnceflowError as error:
             problem = str(error)
         return {
-            **taken,
+            **made,
             "tree": self._render(
                 "_tree.html",
                 name=name,
                 problem=problem,
-                tree=branches(tree),
-                sizes={s["name"]: s.get("bytes") for s in listed["savepoints"]},
-                broken=[s for s in listed["savepoints"] if "error" in s],
+                tree=tree,
+                sizes={s["name"]: s.get("bytes") for s in savepoints},
+                broken=[s for s in savepoints if "error" in s],
             ),
-            "retained": self._render("_retained.html", retained=listed["retained"]),
+            "retained": self._render("_retained.html", retained=retained),
         }
 
     async def lineages(self, request: Request) -> Response:
@@ -214,40 +222,39 @@ class Views:
         )
 
     async def plan(self, request: Request) -> Response:
-        name = _name(request, "job")
-        asked = {key: request.query_params.get(key, "").strip() for key in ("restore", "rollback")}
+        name, wanted = _name(request, "job"), plans.wanted(request.query_params)
         found, refused, hint = [], "", ""
         try:
-            found = await self._watch.plan(
-                (name, *asked.values()), lambda: plans.plans(self._home, name, **asked)
+            found = await self._reader.plan(
+                (name, *wanted.values()), lambda: plans.plans(self._home, name, **wanted)
             )
         except JobError as error:
             refused, hint = error.message, error.hint
-        what = f"Restore of savepoint {asked['restore']}"
-        if asked["rollback"]:
-            what = f"Rollback to {asked['rollback']}"
-        running = (await self._watch.job(name))["leader"] is not None
+        what = f"Restore of savepoint {wanted['restore']}"
+        if wanted["rollback"]:
+            what = f"Rollback to {wanted['rollback']}"
+        running = (await self._reader.job(name))["leader"] is not None
         return await self._of_job(
             request, "plan.html", name, "lineages", plans=found, what=what, running=running,
-            refused=refused, hint=hint, stop=plans.stop(self._home, name),
+            refused=refused, hint=hint, stop=plans.stop_command(self._home, name),
         )  # fmt: skip
 
     # -------------------------------------------------------------- boards
 
     async def parts_board(self, name: str) -> Fragments:
-        shown = boarded.shown(await self._watch.board(name))
-        told = shown["marks"][0].get("what") if shown["marks"] else None
+        view = board_view(await self._reader.board(name))
+        last = view["marks"][0].get("what") if view["marks"] else None
         return {
-            "announce": self._render("_said.html", text=told or "nothing has happened yet"),
+            "announce": self._render("_announce.html", text=last or "nothing has happened yet"),
             **{
-                part: self._render(f"_{part}.html", **shown)
+                part: self._render(f"_{part}.html", **view)
                 for part in ("verdict", "charts", "campaigns", "marks")
             },
         }
 
     async def board(self, request: Request) -> Response:
         name = _name(request, "board")
-        parts, board = await self.parts_board(name), await self._watch.board(name)
+        parts, board = await self.parts_board(name), await self._reader.board(name)
         return await self.page(
             request, "board.html", name=name, board=board, parts=parts,
             live=f"/live/boards/{name}", here=f"board:{name}",
@@ -256,7 +263,7 @@ class Views:
     # -------------------------------------------------------------- verify
 
     async def parts_verify(self, _: str = "") -> Fragments:
-        found = [runs.told(run) for run in await self._watch.verify_runs()]
+        found = [run_view(run) for run in await self._reader.verify_runs()]
         return {"runs": self._render("_runs.html", runs=found)}
 
     async def verify(self, request: Request) -> Response:
@@ -266,12 +273,13 @@ class Views:
         )
 
     async def parts_run(self, name: str) -> Fragments:
-        run = runs.told(await self._watch.verify_run(name))
+        run = await self._reader.verify_run(name)
+        view = run_view(run)
         return {
-            "announce": self._render("_said.html", text=run["words"]),
-            "run": self._render("_run.html", run=run, violations=runs.violations(run)),
-            "faults": self._render("_faults.html", faults=runs.faults(run)),
-            "report": self._render("_report.html", run=run),
+            "announce": self._render("_announce.html", text=view["words"]),
+            "run": self._render("_run.html", run=view, violations=violations(run)),
+            "faults": self._render("_faults.html", faults=faults(run)),
+            "report": self._render("_report.html", run=view),
         }
 
     async def run(self, request: Request) -> Response:
@@ -282,10 +290,10 @@ class Views:
         )
 
     async def report(self, request: Request) -> Response:
-        """A file of its own, which gets nothing of the page: no script, no address, no cookie."""
+        """A file of its own that gets nothing of the page: no script, no address, no cookie."""
         name = _name(request, "run")
         path = self._home / "_verify" / name / "report.html"
-        if not (await self._watch.verify_run(name))["report"]:
+        if not (await self._reader.verify_run(name))["report"]:
             raise HTTPException(404)
         headers = {"Content-Security-Policy": _REPORT_CSP, "X-Frame-Options": "SAMEORIGIN"}
         if "download" in request.query_params:
@@ -294,5 +302,5 @@ class Views:
 
 
 def _name(request: Request, kind: str) -> str:
-    """A name of the address; what is not even one is not there."""
+    """A name in the address; if it cannot be one, there is nothing of that name."""
     return check_name(kind, request.path_params[kind])

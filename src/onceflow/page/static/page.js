@@ -1,11 +1,11 @@
-// What the server cannot do: tell whether we are live, count seconds, show what is pointed at,
-// remember a colour scheme. The page is whole without it, only not alive.
+// What the server cannot do: show whether the page is live, count seconds, describe what the mouse
+// points at, remember a colour scheme. Without scripts the page shows the same, but is not live.
 "use strict";
 (() => {
   const by = (id) => document.getElementById(id);
-  const QUIET = 15000; // milliseconds without a word from the server
+  const QUIET = 15000; // milliseconds without a message of the server
   let heard = Date.now();
-  let ahead = 0; // of our clock over the server's, in milliseconds
+  let ahead = 0; // milliseconds by which our clock is ahead of the server's
 
   // ---- live or not
   const live = by("live");
@@ -27,7 +27,7 @@
   document.body.addEventListener("htmx:sseError", lost);
   document.body.addEventListener("htmx:sseClose", lost);
 
-  // ---- so many seconds ago
+  // ---- seconds ago
   const age = (s) => {
     for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]])
       if (s >= 2 * size) return `${Math.round(s / size)} ${unit} ago`;
@@ -45,8 +45,8 @@
   setInterval(tick, 1000);
   document.body.addEventListener("htmx:afterSwap", count);
 
-  // ---- what is pointed at, in words; kept while the picture below is renewed
-  let shown = null; // [id of the line that says it, text]
+  // ---- the description of what the mouse points at; kept while its chart is replaced
+  let shown = null; // [id of the description, text]
   const say = (event) => {
     const node = event.target.closest && event.target.closest(".column, .plot .mark");
     if (!node) return;
@@ -75,7 +75,7 @@
     all[to].focus();
   });
 
-  // ---- answers that are not 200 have words for the person too
+  // ---- answers with an error status have a text for people too
   document.body.addEventListener("htmx:beforeSwap", (event) => {
     if (event.detail.xhr && event.detail.xhr.status >= 400) {
       event.detail.shouldSwap = true;
@@ -91,11 +91,11 @@
     if (copy) navigator.clipboard.writeText(copy.dataset.copy).then(() => { copy.textContent = "Copied"; });
   });
 
-  // ---- colours: as the system has them, or as chosen
+  // ---- colours: those of the system, or as chosen
   const theme = by("theme");
   const NEXT = { auto: "light", light: "dark", dark: "auto" };
   const SIGN = { auto: "◐", light: "○", dark: "●" };
-  const WORDS = { auto: "as the system has them", light: "light", dark: "dark" };
+  const WORDS = { auto: "those of the system", light: "light", dark: "dark" };
   const paint = () => {
     const now = document.documentElement.dataset.theme || "auto";
     theme.textContent = `${SIGN[now]} ${now}`;

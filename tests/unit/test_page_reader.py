@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import reading
 from alive import Alive
 
 from onceflow.errors import JobError, ServerSilent
-from onceflow.page import model
-from onceflow.page import watch as watch_module
-from onceflow.page.watch import Watch
+from onceflow.page import home_reader
+from onceflow.page.home_reader import HomeReader
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -29,21 +28,21 @@ def home(tmp_path: Path) -> Path:
 
 
 def test_fifty_viewers_cost_one_look_and_one_answer(home: Path) -> None:
-    watch = Watch(home, every=3600)
+    watch = HomeReader(home, every=3600)
 
     async def look() -> list[Any]:
         return await asyncio.gather(
-            *(watch.jobs_json() for _ in range(50)), *(watch.job_json("shop") for _ in range(50))
+            *(watch.jobs() for _ in range(50)), *(watch.job("shop") for _ in range(50))
         )
 
     answers = asyncio.run(look())
     assert watch.reads == 1
     assert len({id(answer) for answer in answers}) == 2
-    assert json.loads(answers[0])[0]["job"] == "shop"
+    assert answers[0][0]["job"] == "shop"
 
 
 def test_nobody_looks_nothing_is_read_and_what_is_new_is_seen(home: Path) -> None:
-    watch = Watch(home, every=0.0)
+    watch = HomeReader(home, every=0.0)
     assert watch.reads == 0
 
     async def story() -> None:
@@ -59,16 +58,16 @@ def test_nobody_looks_nothing_is_read_and_what_is_new_is_seen(home: Path) -> Non
 def test_answers_of_the_watch_are_those_of_the_model(home: Path) -> None:
     (home / "_boards").mkdir()
     (home / "_boards" / "ads.jsonl").write_text('{"board": "ads"}\n{"t": 1, "totals": {"n": 1}}\n')
-    watch = Watch(home)
+    watch = HomeReader(home)
 
     async def story() -> None:
-        assert await watch.epoch("shop", 1) == model.epoch(home, "shop", 1)
-        assert await watch.lineages("shop") == model.lineages(home, "shop")
-        assert await watch.savepoints("shop") == model.savepoints(home, "shop")
-        assert await watch.state("shop") == model.state(home, "shop")
-        assert await watch.ledgers("shop") == model.ledgers(home, "shop")
-        assert await watch.boards() == model.boards(home)
-        assert await watch.board("ads") == model.board(home, "ads")
+        assert await watch.epoch("shop", 1) == reading.epoch(home, "shop", 1)
+        assert await watch.lineages("shop") == reading.lineages(home, "shop")
+        assert await watch.savepoints("shop") == reading.savepoints(home, "shop")
+        assert await watch.state("shop") == reading.state(home, "shop")
+        assert await watch.ledgers("shop") == reading.ledgers(home, "shop")
+        assert await watch.boards() == reading.boards(home)
+        assert await watch.board("ads") == reading.board(home, "ads")
         assert await watch.verify_runs() == []
         for wrong in (watch.job("nobody"), watch.board("none"), watch.verify_run("none")):
             with pytest.raises(JobError):
@@ -84,8 +83,8 @@ def test_those_who_ask_together_get_one_answer(home: Path, monkeypatch: pytest.M
         asked.append(job)
         return []
 
-    monkeypatch.setattr(model, "ledgers", ledgers)
-    watch = Watch(home)
+    monkeypatch.setattr(home_reader, "ledgers", ledgers)
+    watch = HomeReader(home)
 
     async def story() -> None:
         await asyncio.gather(*(watch.ledgers("shop") for _ in range(20)))
@@ -101,8 +100,8 @@ def test_a_target_that_hangs_holds_up_nothing_else(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
-    monkeypatch.setattr(model, "ledgers", lambda *_: go.wait(60))
-    watch = Watch(home, every=0.0)
+    monkeypatch.setattr(home_reader, "ledgers", lambda *_: go.wait(60))
+    watch = HomeReader(home, every=0.0)
 
     async def story() -> None:
         waiting = [asyncio.create_task(watch.ledgers("shop")) for _ in range(20)]
@@ -128,7 +127,7 @@ def test_a_plan_is_made_once_for_those_who_ask_together_and_also_if_it_is_refuse
         asked.append("refused")
         raise JobError("no such savepoint")
 
-    watch = Watch(home)
+    watch = HomeReader(home)
 
     async def story() -> None:
         found = await asyncio.gather(*(watch.plan("a", plan) for _ in range(20)))
@@ -145,14 +144,14 @@ def test_a_plan_is_made_once_for_those_who_ask_together_and_also_if_it_is_refuse
 def test_plans_that_hang_are_given_up_and_hold_up_neither_ledgers_nor_each_other(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch_module, "_PLAN_WITHIN", 0.05)
+    monkeypatch.setattr(home_reader, "_PLAN_WITHIN", 0.05)
     go = threading.Event()
-    watch = Watch(home)
+    watch = HomeReader(home)
 
     async def story() -> None:
         waiting = [watch.plan(number, lambda: go.wait(60)) for number in range(20)]
         told = await asyncio.gather(*waiting, watch.ledgers("shop"), return_exceptions=True)
-        assert told.pop() == model.ledgers(home, "shop")
+        assert told.pop() == reading.ledgers(home, "shop")
         assert all(isinstance(error, ServerSilent) for error in told)
         late = [error for error in told if "has not answered within 0.05 s" in str(error)]
         assert len(late) == 8  # the others are not asked: no thread more for each who asks
@@ -168,7 +167,7 @@ def test_plans_that_hang_are_given_up_and_hold_up_neither_ledgers_nor_each_other
 def test_nothing_is_kept_of_jobs_and_boards_that_are_made_up_or_gone(home: Path) -> None:
     (home / "_boards").mkdir()
     (home / "_boards" / "ads.jsonl").write_text('{"board": "ads"}\n')
-    watch = Watch(home, every=0.0)
+    watch = HomeReader(home, every=0.0)
 
     async def story() -> None:
         for number in range(50):
@@ -192,10 +191,12 @@ def test_looking_loads_neither_spark_nor_arrow(home: Path) -> None:
     import sys
 
     code = (
-        "import asyncio, sys; from onceflow.page.watch import Watch\n"
-        f"watch = Watch({str(home)!r})\n"
+        "import asyncio, sys; from onceflow.page.home_reader import HomeReader\n"
+        "from onceflow.page.metrics import exposition\n"
+        f"watch = HomeReader({str(home)!r})\n"
         "async def look():\n"
-        "    await watch.jobs(); await watch.job('shop'); await watch.metrics()\n"
+        "    await watch.jobs(); await watch.job('shop')\n"
+        "    await watch.of_jobs(1, lambda home, _: exposition().encode(home.jobs))\n"
         "    await watch.lineages('shop'); await watch.savepoints('shop')\n"
         "asyncio.run(look())\n"
         "print(*{n.partition('.')[0] for n in sys.modules})"

@@ -1,4 +1,4 @@
-"""One query, followed: its epoch log and its times, each entry read once and kept in short."""
+"""The epoch log and the times of one query. Each entry is read once and kept in short."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from onceflow.errors import OnceflowError
-from onceflow.page.files import Changes, Lines, Row
-from onceflow.page.progress import numbers
-from onceflow.page.times import Published, percentiles, seconds
+from onceflow.page.files import Changes, JsonLinesFile, Row
+from onceflow.page.job_events import numbers_in
+from onceflow.page.rates import Published, percentiles, timestamp
+from onceflow.page.shapes import EpochSteps, Percentiles
 from onceflow.protocol.home import Query
 from onceflow.service.status import held
 from onceflow.store.posix import unseal
@@ -20,12 +21,12 @@ STEPS = ("check", "stage", "harden", "decide", "publish", "sweep")
 _TO_PUBLISHED = STEPS[:-1]
 _SHOWN = 60  # epochs of a timeline
 _SIZES_EVERY = 10.0  # seconds
-_TICKS = "onceflow_ticks"  # a source of ours that has no rows
+_TICKS = "onceflow_ticks"  # a source of our own that has no rows
 
 
 @dataclass(frozen=True)
-class Epoch:
-    """A decision, in short."""
+class EpochSummary:
+    """A decision without its files."""
 
     epoch: int
     term: int
@@ -33,30 +34,30 @@ class Epoch:
     time: float
     outputs: dict[str, int]  # rows
     late: int
-    positions: dict[str, int | None]  # source -> rows up to there, if its offsets say so
+    positions: dict[str, int | None]  # source -> rows before its end, if its offsets tell
 
     @property
     def rows(self) -> int:
         return sum(self.outputs.values())
 
 
-def _short(entry: Row) -> Epoch:
-    return Epoch(
+def _summary(entry: Row) -> EpochSummary:
+    return EpochSummary(
         epoch=entry["epoch"],
         term=entry["term"],
         at=entry["at"],
-        time=seconds(entry["at"]) or 0.0,
+        time=timestamp(entry["at"]) or 0.0,
         outputs={
             name: sum(file["rows"] for file in output["files"])
             for name, output in entry["outputs"].items()
         },
         late=sum(stood["late"] for stood in entry.get("keyed", {}).values()),
-        positions={name: position(end) for name, end in entry["end"].items() if name != _TICKS},
+        positions={name: row_position(end) for name, end in entry["end"].items() if name != _TICKS},
     )
 
 
-def position(offset: Any) -> int | None:
-    """How many rows lie before an offset of a log or of topics, counted from their beginning."""
+def row_position(offset: Any) -> int | None:
+    """The number of rows before an offset of a log or of topics, counted from their beginning."""
     if not isinstance(offset, dict):
         return None
     if isinstance(offset.get("next"), list):
@@ -69,11 +70,11 @@ def position(offset: Any) -> int | None:
     return None
 
 
-class _View:
-    """The log as far as it was read: see `storage.View`."""
+class _LogState:
+    """The epoch log up to the last entry that was read: a view for `EpochLog.follow`."""
 
     def __init__(self) -> None:
-        self.epochs: deque[Epoch] = deque(maxlen=KEPT)
+        self.epochs: deque[EpochSummary] = deque(maxlen=KEPT)
         self.restart(0, None)
 
     def restart(self, position: int, roll_up: Row | None) -> None:
@@ -99,28 +100,28 @@ class _View:
 
     def _decided(self, entries: Any) -> None:
         for entry in entries:
-            self.epochs.append(_short(entry))
+            self.epochs.append(_summary(entry))
             self.last = entry
 
 
-class FollowedQuery:
-    """Reads what is new when asked. `error` says what could not be read."""
+class QueryCache:
+    """One query. `read` reads new entries; `error` says which file could not be read."""
 
     def __init__(self, query: Query) -> None:
         self.query = query
         self.error: OnceflowError | None = None
-        self._log, self._view = query.epoch_log(), _View()
+        self._log, self._state = query.epoch_log(), _LogState()
         self._log_changes = Changes(query.folder / "onceflow" / "log")
         self._times: dict[int, Row] = {}
         path = query.folder / "onceflow" / "times.jsonl"
-        self._times_file = Lines(path, self._take_time, self._times.clear)
+        self._times_file = JsonLinesFile(path, self._take_time, self._times.clear)
         self._sizes: Row = {"spark_bytes": 0, "keyed": {}}
         self._sized: tuple[int, float] | None = None  # the epoch, and when
 
     def read(self) -> None:
         if self._log_changes.any():
             try:
-                self._log.follow(self._view)
+                self._log.follow(self._state)
                 self.error = None
             except OnceflowError as error:
                 self.error = error
@@ -129,34 +130,37 @@ class FollowedQuery:
 
     def _take_time(self, line: Row) -> None:
         if isinstance(line.get("epoch"), int):
-            known = numbers(line) | {"ms": numbers(line["ms"])} if "ms" in line else numbers(line)
+            known = numbers_in(line)
+            if "ms" in line:
+                known |= {"ms": numbers_in(line["ms"])}
             at = {"at": line["at"]} if isinstance(line.get("at"), str) else {}
             self._times.setdefault(line["epoch"], {}).update(known | at)
             while len(self._times) > KEPT:
                 del self._times[next(iter(self._times))]
 
-    # ------------------------------------------------------------ what is known
+    # ------------------------------------------------------------ decisions
 
     @property
     def name(self) -> str:
         return self.query.name
 
     @property
-    def ended(self) -> bool:
-        """Has its lineage been closed?"""
-        return self._view.end is not None
+    def has_ended(self) -> bool:
+        """Was its lineage closed?"""
+        return self._state.end is not None
 
     @property
     def fence(self) -> Row:
-        return self._view.fence or {}
+        return self._state.fence or {}
 
     @property
     def last(self) -> Row | None:
-        return self._view.last
+        """The last decision."""
+        return self._state.last
 
     @property
-    def epochs(self) -> deque[Epoch]:
-        return self._view.epochs
+    def epochs(self) -> deque[EpochSummary]:
+        return self._state.epochs
 
     @property
     def outputs(self) -> dict[str, Row]:
@@ -164,24 +168,24 @@ class FollowedQuery:
 
     @property
     def sources(self) -> dict[str, Row]:
-        """Those that it reads, with what is known of where they are."""
-        told: dict[str, Row] = self.fence.get("sources") or {}
+        """Source -> its kind and place, as far as known."""
+        known: dict[str, Row] = self.fence.get("sources") or {}
         if self.last is None:
-            return dict(told)
+            return dict(known)
         return {
-            name: told.get(name) or _of_offset(end)
+            name: known.get(name) or _source_of_offset(end)
             for name, end in self.last["end"].items()
             if name != _TICKS
         }
 
     def published(self, output: str | None = None) -> list[Published]:
-        """When, and how many rows; to one output, or to all."""
+        """When rows were published, and how many; to one output or to all."""
         return [
             (e.time, e.rows if output is None else e.outputs.get(output, 0)) for e in self.epochs
         ]
 
     def read_from(self, source: str) -> list[Published] | None:
-        """The same of what came in, if the offsets of the source count rows."""
+        """When rows were read from a source, and how many; None if its offsets count no rows."""
         found: list[Published] = []
         before: int | None = None
         for epoch in self.epochs:
@@ -193,16 +197,16 @@ class FollowedQuery:
         return found
 
     def watermark(self) -> int | None:
-        """Of the next epoch, the smallest of the query and its keyed steps, in milliseconds."""
+        """Of the next epoch, in milliseconds: the smallest of the query and its keyed steps."""
         last = self.last or {}
         found = [last["watermark"]] if last.get("watermark") else []
         of_steps = [stood["watermark"] for stood in last.get("keyed", {}).values()]
         found += [at // 1000 for at in of_steps if at is not None]
         return min(found, default=None)
 
-    # ------------------------------------------------------------ how long it took
+    # ------------------------------------------------------------ times
 
-    def steps(self) -> list[Row]:
+    def steps(self) -> list[EpochSteps]:
         """The last epochs, each with its steps, oldest first."""
         return [
             {
@@ -217,8 +221,8 @@ class FollowedQuery:
             for kept in [self._times.get(epoch.epoch, {})]
         ]
 
-    def percentiles(self) -> Row:
-        """Milliseconds from an epoch's plan to its rows being published."""
+    def percentiles(self) -> Percentiles:
+        """Milliseconds from the plan of an epoch until its rows are published."""
         took = [kept["ms"] for kept in self._times.values() if "publish" in (kept.get("ms") or {})]
         return percentiles(round(sum(ms.get(s, 0.0) for s in _TO_PUBLISHED), 1) for ms in took)
 
@@ -232,9 +236,9 @@ class FollowedQuery:
 
     # ------------------------------------------------------------ state
 
-    def state(self) -> tuple[int | None, int | None]:
-        """Rows and bytes of state, Spark's and that of keyed steps; None: it keeps none. Of keyed
-        steps with older versions of rows. Looked at every few seconds."""
+    def state(self) -> tuple[float | None, int | None]:
+        """Rows and bytes of state, of Spark and of keyed steps; None if the query keeps none. Rows
+        of keyed steps include older versions. Sizes are read again every few seconds."""
         last = self.last
         if last is None or not (last["state"] or last.get("keyed")):
             return None, None
@@ -252,18 +256,18 @@ class FollowedQuery:
         return rows, self._sizes["spark_bytes"] + sum(size for _, size in keyed)
 
     def _keyed(self, step: str, stood: Row) -> tuple[int, int]:
-        """From the manifest, without Arrow."""
+        """Rows and bytes of a keyed step, from its manifest, without Arrow."""
         path = self.query.folder / "onceflow" / "keyed" / step / str(stood["manifest"])
         try:
             body = unseal(path.read_bytes(), "state-manifest", None, str(path))
-        except (OSError, OnceflowError):  # given up meanwhile; or damaged: `state` says so
-            return 0, 0
+        except (OSError, OnceflowError):  # the job no longer keeps it, or it is damaged:
+            return 0, 0  # the view of the state tells the latter
         runs = [entry["run"] for entry in body["entries"]]
         return sum(run["rows"] for run in runs), sum(run["bytes"] for run in runs)
 
 
-def _of_offset(offset: Any) -> Row:
-    """The offset of a log says where the log is."""
+def _source_of_offset(offset: Any) -> Row:
+    """The offset of a log names the log."""
     if isinstance(offset, dict) and isinstance(offset.get("path"), str):
         return {"kind": "log", "place": offset["path"]}
     return {"kind": None, "place": None}

@@ -1,4 +1,4 @@
-"""Where sources read and outputs write, and which jobs meet there."""
+"""How jobs are linked by what they write and read, and how lineages come from each other."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from onceflow.page.files import Row
+from onceflow.page.shapes import Lineage, Link
 
-Place = tuple[str, str]  # kind, where
+Place = tuple[str, str]  # kind, path or topic
+
+DEEPEST = 8  # steps to the right in the tree; a job may be rolled back any number of times
 
 
 class _Query(Protocol):
@@ -30,7 +33,7 @@ def kind_of(facts: Row) -> str | None:
 
 
 def place_of(facts: Row) -> str | None:
-    """For people: a path, a table in it, or a topic."""
+    """A path, a table in it, or a topic, as people read it."""
     for part in ("place", "path", "topic"):
         if facts.get(part):
             table = f", table {facts['table']}" if facts.get("table") else ""
@@ -42,7 +45,7 @@ def place_of(facts: Row) -> str | None:
 
 
 def _written(facts: Row) -> Place | None:
-    """What another job may read: the rows of a log, of a folder of files, of a topic."""
+    """Where another job can read an output: a log, a folder of files, or a topic."""
     if facts.get("kind") in ("log", "files"):
         return str(facts["kind"]), str(facts.get("path"))
     if facts.get("kind") == "kafka":
@@ -57,9 +60,9 @@ def _reads(facts: Row) -> set[Place]:
     return {(str(facts.get("kind")), str(facts.get("place")))} if facts.get("place") else set()
 
 
-def links(job: _Job, others: Sequence[_Job]) -> list[Row]:
+def links(job: _Job, others: Sequence[_Job]) -> list[Link]:
     """Other jobs that read what this one writes, or write what it reads."""
-    found: dict[tuple[Any, ...], Row] = {}
+    found: dict[tuple[Any, ...], Link] = {}
     for other in others:
         if other.name == job.name:
             continue
@@ -80,3 +83,21 @@ def _all_written(job: _Job) -> set[Place]:
 
 def _all_read(job: _Job) -> set[Place]:
     return {p for q in job.queries.values() for facts in q.sources.values() for p in _reads(facts)}
+
+
+def lineage_tree(lineages: Sequence[Lineage]) -> list[Row]:
+    """Each lineage below the one that it came from, with its `depth`. A lineage whose parent is
+    not among them has depth 0."""
+    known = {one["lineage"] for one in lineages}
+    children: dict[str | None, list[Lineage]] = {}
+    for one in lineages:
+        parent = one["parent"] if one["parent"] in known else None
+        children.setdefault(parent, []).append(one)
+    found: list[Row] = []
+    waiting = [(one, 0) for one in reversed(children.get(None, []))]
+    while waiting:
+        one, depth = waiting.pop()
+        found.append({**one, "depth": min(depth, DEEPEST)})
+        below = children.pop(one["lineage"], [])
+        waiting += [(child, depth + 1) for child in reversed(below)]
+    return found

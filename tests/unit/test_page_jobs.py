@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import reading
 from alive import Alive
 from saved import SPARK
 
 from onceflow.errors import JobError
-from onceflow.page import model, times
-from onceflow.page.followed import position
-from onceflow.page.jobs import FollowedHome
+from onceflow.page import home_reader, rates
+from onceflow.page.job_cache import HomeCache
+from onceflow.page.query_cache import row_position
 from onceflow.protocol.lease import host_name
 from onceflow.snapshots.savepoints import Savepoints
 
@@ -23,12 +24,12 @@ pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 def only(home: Path) -> dict[str, Any]:
-    (found,) = model.jobs(home)
+    (found,) = reading.jobs(home)
     return found
 
 
 def kinds(home: Path, job: str = "shop") -> list[str]:
-    return [mark["kind"] for mark in model.job(home, job)["marks"]]
+    return [mark["kind"] for mark in reading.job(home, job)["marks"]]
 
 
 # ---------------------------------------------------------------- a job's life
@@ -62,7 +63,7 @@ def test_a_job_that_runs(tmp_path: Path) -> None:
 
 def test_a_job_from_its_first_moment_to_its_end(tmp_path: Path) -> None:
     shop = Alive(tmp_path)
-    assert model.jobs(tmp_path) == []  # it is there, but nothing has happened
+    assert reading.jobs(tmp_path) == []  # it is there, but nothing has happened
     shop.journal.starting()
     assert only(tmp_path)["state"] == "starting"
     shop.start()
@@ -84,7 +85,7 @@ def test_a_kill_is_seen_when_it_starts_again_and_marked_when_it_was(tmp_path: Pa
     assert (found["state"], found["says"]) == ("stopped", "not running: its driver was killed")
     seen = json.loads((tmp_path / "shop" / "progress.json").read_text())["at"]
     shop.start()
-    found = model.job(tmp_path, "shop")
+    found = reading.job(tmp_path, "shop")
     assert [mark["kind"] for mark in found["marks"]] == ["start", "killed", "start"]
     assert found["marks"][1]["at"] == seen
     assert (found["restarts"], found["state"], found["error"]) == (1, "running", None)
@@ -101,7 +102,7 @@ def test_errors_and_restarts_are_told_with_their_words(tmp_path: Path) -> None:
     assert "no server answers" in found["says"]
     shop.journal.event("restarting", message="the driver was ended by SIGKILL", kind="DriverDied")
     shop.journal.event("error", message="column x is gone", kind="JobError")
-    found = model.job(tmp_path, "shop")
+    found = reading.job(tmp_path, "shop")
     assert (found["state"], found["restarts"]) == ("stopped", 2)
     assert found["says"] == "ended by an error: column x is gone"
     assert [mark["kind"] for mark in found["marks"]] == ["start", "restart", "killed", "error"]
@@ -128,10 +129,10 @@ def test_a_driver_that_says_nothing_is_not_told_as_one_that_only_runs(tmp_path: 
     leads = f"process {os.getpid()} on {host_name()} leads it"
     assert only(tmp_path)["says"] == leads
     path = tmp_path / "shop" / "progress.json"
-    body = {**json.loads(path.read_text()), "at": times.iso(time.time() - 24 * 3600)}
+    body = {**json.loads(path.read_text()), "at": rates.iso(time.time() - 24 * 3600)}
     path.write_text(json.dumps(body))
     found = only(tmp_path)
-    assert (found["state"], found["says"]) == ("running", f"{leads}, but has said nothing for 24 h")
+    assert (found["state"], found["says"]) == ("running", f"{leads}, but has not reported for 24 h")
     path.write_text(json.dumps({**body, "pid": 1}))  # of a driver before: this one has just begun
     assert only(tmp_path)["says"] == leads
 
@@ -157,7 +158,7 @@ def test_the_queries_of_a_job_with_their_edges_and_epochs(tmp_path: Path) -> Non
     shop.run(5)
     shop.tell()
     Savepoints(shop.folder).create("before", {"who": "me"})
-    found = model.job(tmp_path, "shop")
+    found = reading.job(tmp_path, "shop")
     (query,) = found["queries"]
     assert (query["query"], query["epoch"], query["rows"]) == ("out", 4, 11)
     assert [s["place"] for s in query["sources"]] == [f"{tmp_path}/lines"]
@@ -186,7 +187,7 @@ def test_a_savepoint_that_is_taken_while_one_looks_is_marked_when_it_is_whole(
     shop = Alive(tmp_path)
     shop.start()
     shop.run(5)
-    home = FollowedHome(tmp_path)
+    home = HomeCache(tmp_path)
 
     def marked() -> list[str]:
         home.read()
@@ -210,13 +211,13 @@ def test_lineages_that_are_asked_for_again_and_again_are_read_on_and_stay_small(
 ) -> None:
     shop = Alive(tmp_path)
     shop.start()
-    logs: model.Logs = {}
+    logs: home_reader.Logs = {}
     kept = set()
     for epoch in range(12):
         shop.run()
         if epoch == 7:
             assert shop.log.roll_up(keep=2, slack=0)
-        (told,) = model.lineages(tmp_path, "shop", logs)
+        (told,) = reading.lineages(tmp_path, "shop", logs)
         assert told["queries"] == {"out": {"first": 0, "last": epoch}}
         (log,) = logs.values()
         kept.add(id(log))
@@ -229,17 +230,17 @@ def test_jobs_are_linked_by_what_they_write_and_read(tmp_path: Path) -> None:
     shop.start()
     reader = {"sources": {"lines": {"kind": "log", "place": f"{tmp_path}/clicks"}}, "outputs": {}}
     Alive(tmp_path, "load", **reader).start()
-    (link,) = model.job(tmp_path, "shop")["links"]
+    (link,) = reading.job(tmp_path, "shop")["links"]
     assert (link["job"], link["reads"]) == ("load", True)
-    (link,) = model.job(tmp_path, "load")["links"]
+    (link,) = reading.job(tmp_path, "load")["links"]
     assert (link["job"], link["reads"], link["place"]) == ("shop", False, f"{tmp_path}/clicks")
 
 
 def test_offsets_that_count_rows_tell_the_rate_of_each_source() -> None:
-    assert position({"log": "x", "path": "y", "next": [3, 4]}) == 7
-    assert position({"orders": {"0": 5, "1": 6}, "clicks": {"0": 1}}) == 12
-    assert position({"logOffset": 3}) is None
-    assert position(None) is None
+    assert row_position({"log": "x", "path": "y", "next": [3, 4]}) == 7
+    assert row_position({"orders": {"0": 5, "1": 6}, "clicks": {"0": 1}}) == 12
+    assert row_position({"logOffset": 3}) is None
+    assert row_position(None) is None
 
 
 # ---------------------------------------------------------------- following
@@ -247,7 +248,7 @@ def test_offsets_that_count_rows_tell_the_rate_of_each_source() -> None:
 
 def test_what_is_followed_says_the_same_as_what_is_read_anew(tmp_path: Path) -> None:
     shop = Alive(tmp_path)
-    home = FollowedHome(tmp_path)
+    home = HomeCache(tmp_path)
     for turn in range(6):
         if turn == 0:
             shop.start()
@@ -260,7 +261,7 @@ def test_what_is_followed_says_the_same_as_what_is_read_anew(tmp_path: Path) -> 
         home.read()
         now = time.time()
         followed = home.job("shop").details(home.jobs, now)
-        fresh = FollowedHome(tmp_path)
+        fresh = HomeCache(tmp_path)
         fresh.read()
         anew = fresh.job("shop").details(fresh.jobs, now)
         assert followed["queries"][0]["steps"][-20:] == anew["queries"][0]["steps"][-20:]
@@ -272,7 +273,7 @@ def test_a_new_lineage_and_a_job_that_goes_are_noticed(tmp_path: Path) -> None:
     shop = Alive(tmp_path)
     shop.start()
     shop.run(3)
-    home = FollowedHome(tmp_path)
+    home = HomeCache(tmp_path)
     home.read()
     assert home.job("shop").queries["out"].epochs[-1].epoch == 2
     child = "7e9f0a52-5f0b-4f7c-9d5b-0d6c1f0f8f11"
@@ -296,7 +297,7 @@ def test_nothing_that_is_unchanged_is_read_again(
     shop.start()
     shop.run(3)
     shop.tell()
-    home = FollowedHome(tmp_path)
+    home = HomeCache(tmp_path)
     for path in tmp_path.rglob("*"):  # what changed just now is read once more
         os.utime(path, (1, 1))
     home.read()
@@ -330,12 +331,12 @@ def test_a_damaged_log_is_told_and_hides_no_other_job(tmp_path: Path) -> None:
     Alive(tmp_path, "other").start()
     (entry, *_) = sorted((shop.query.folder / "onceflow" / "log").iterdir())
     entry.write_bytes(entry.read_bytes()[:50])
-    found = {job["job"]: job for job in model.jobs(tmp_path)}
+    found = {job["job"]: job for job in reading.jobs(tmp_path)}
     assert (found["shop"]["state"], found["other"]["state"]) == ("damaged", "running")
     assert str(entry) in found["shop"]["error"]
-    assert model.job(tmp_path, "shop")["state"] == "damaged"
-    assert "error" in model.state(tmp_path, "shop")[0]
-    assert "damaged" in model.ledgers(tmp_path, "shop")[0]["says"]
+    assert reading.job(tmp_path, "shop")["state"] == "damaged"
+    assert "error" in reading.state(tmp_path, "shop")[0]
+    assert "damaged" in reading.ledgers(tmp_path, "shop")[0]["says"]
 
 
 @pytest.mark.parametrize("name", ["progress.json", "events.jsonl", "times.jsonl"])
@@ -348,7 +349,7 @@ def test_half_a_file_is_no_file(tmp_path: Path, name: str, content: bytes) -> No
     (path,) = (p for p in (tmp_path / "shop").rglob(name))
     path.write_bytes(content)
     assert only(tmp_path)["state"] == "running"
-    assert model.job(tmp_path, "shop")["queries"][0]["epoch"] == 1
+    assert reading.job(tmp_path, "shop")["queries"][0]["epoch"] == 1
 
 
 def test_a_journal_of_another_shape_is_passed_over(tmp_path: Path) -> None:
@@ -364,13 +365,19 @@ def test_a_journal_of_another_shape_is_passed_over(tmp_path: Path) -> None:
 def test_names_are_checked_before_they_touch_a_path(tmp_path: Path) -> None:
     (tmp_path / "secret.jsonl").write_text("{}\n")
     for name in ("../secret", "..", "", "a/b", "_boards", "a\0b", "x" * 200):
-        for read in (model.job, model.state, model.ledgers, model.lineages, model.savepoints):
+        for read in (
+            reading.job,
+            reading.state,
+            reading.ledgers,
+            reading.lineages,
+            reading.savepoints,
+        ):
             with pytest.raises(JobError):
                 read(tmp_path, name)
         with pytest.raises(JobError):
-            model.board(tmp_path, name)
+            reading.board(tmp_path, name)
         with pytest.raises(JobError):
-            model.verify_run(tmp_path, name)
+            reading.verify_run(tmp_path, name)
 
 
 # ---------------------------------------------------------------- ledgers
@@ -385,11 +392,11 @@ def test_a_target_that_hangs_keeps_nobody_waiting(
     shop.start()
     shop.run()
     go = threading.Event()
-    monkeypatch.setattr("onceflow.page.asked.ledger_of", lambda *_: go.wait(60))
-    found = model.ledgers(tmp_path, "shop", deadline=0.05)
+    monkeypatch.setattr("onceflow.page.ledger_lookup.ledger_of", lambda *_: go.wait(60))
+    found = reading.ledgers(tmp_path, "shop", deadline=0.05)
     assert [row["says"] for row in found] == ["no answer within 0.05 s"] * 2
     for _ in range(4):
-        last = model.ledgers(tmp_path, "shop", deadline=0.05)
+        last = reading.ledgers(tmp_path, "shop", deadline=0.05)
     assert "not asked" in last[0]["says"]  # threads that hang are bounded
     go.set()
 
@@ -398,7 +405,7 @@ def test_ledgers_are_what_the_targets_say(tmp_path: Path) -> None:
     shop = Alive(tmp_path)
     shop.start()
     shop.run()
-    found = {row["output"]: row for row in model.ledgers(tmp_path, "shop")}
+    found = {row["output"]: row for row in reading.ledgers(tmp_path, "shop")}
     assert found["clicks"]["decided"] == 0
     assert found["rejected"]["published"] is None
 
@@ -416,9 +423,9 @@ def test_a_board_is_thinned_and_survives_half_a_line(tmp_path: Path) -> None:
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "ads.jsonl").write_text(text + '{"at": "2026-01')
     (folder / "not a name.jsonl").write_text(text)
-    (board,) = model.boards(tmp_path)
+    (board,) = reading.boards(tmp_path)
     assert (board["board"], board["title"]) == ("ads", "Ads")
-    found = model.board(tmp_path, "ads")
+    found = reading.board(tmp_path, "ads")
     assert found["unit"] == {"clicks": "clicks"}
     assert len(found["samples"]) == 600
     assert found["last"] == lines[-1]
@@ -429,19 +436,19 @@ def test_a_board_is_thinned_and_survives_half_a_line(tmp_path: Path) -> None:
 def test_runs_of_verify_running_ended_and_broken(tmp_path: Path) -> None:
     from onceflow.harness.record import Record
 
-    assert model.verify_runs(tmp_path) == []
+    assert reading.verify_runs(tmp_path) == []
     record = Record(tmp_path / "_verify", "onceflow verify --seed 7")
     record.take({"event": "begin", "at_s": 0.0, "seed": 7})
     record.take({"event": "progress", "faults": 1, "of": 2})
     record.take({"event": "progress", "faults": 2, "of": 2})
-    (run,) = model.verify_runs(tmp_path)
+    (run,) = reading.verify_runs(tmp_path)
     assert (run["state"], run["command"]) == ("running", "onceflow verify --seed 7")
     assert run["progress"]["faults"] == 1
     old = tmp_path / "_verify" / "2020"
     old.mkdir()
     (old / "events.jsonl").write_text('{"event": "begin", "at": "2020-01-01T00:00:00Z"}\n')
-    assert [r["state"] for r in model.verify_runs(tmp_path)] == ["running", "broken"]
-    assert [e["event"] for e in model.verify_run(tmp_path, run["run"])["events"]] == ["begin"]
+    assert [r["state"] for r in reading.verify_runs(tmp_path)] == ["running", "broken"]
+    assert [e["event"] for e in reading.verify_run(tmp_path, run["run"])["events"]] == ["begin"]
 
 
 def test_a_run_that_ended_has_its_verdict_and_its_report(tmp_path: Path) -> None:
@@ -452,27 +459,27 @@ def test_a_run_that_ended_has_its_verdict_and_its_report(tmp_path: Path) -> None
     result = Result(7, "onceflow verify", "local", "2026-01-01T00:00:00Z").as_json()
     record.take({"event": "verdict", "at_s": 1.0, **result})
     record.ended(result)
-    (run,) = model.verify_runs(tmp_path)
+    (run,) = reading.verify_runs(tmp_path)
     assert (run["state"], run["verdict"], run["violations"]) == ("ended", "unknown", 0)
     assert run["report"]
-    assert model.verify_run(tmp_path, run["run"])["result"]["seed"] == 7
+    assert reading.verify_run(tmp_path, run["run"])["result"]["seed"] == 7
 
 
 # ---------------------------------------------------------------- sums
 
 
 def test_rows_of_an_epoch_are_spread_over_the_time_since_the_one_before() -> None:
-    line = times.sparkline([[(1000.0, 5), (1008.0, 80)]], now=1010.0)
+    line = rates.sparkline([[(1000.0, 5), (1008.0, 80)]], now=1010.0)
     assert sum(line) * 2 == pytest.approx(85)
     assert line[-2] == line[-3] == 10.0
     assert line[-1] == 0.0
 
 
 def test_epochs_of_the_same_moment_are_all_drawn() -> None:
-    line = times.sparkline([[(1007.0, 20), (1007.0, 20), (1007.0, 20)]], now=1010.0)
+    line = rates.sparkline([[(1007.0, 20), (1007.0, 20), (1007.0, 20)]], now=1010.0)
     assert sum(line) * 2 == pytest.approx(60)
 
 
 def test_percentiles_are_by_the_nearest_rank() -> None:
-    assert times.percentiles(range(1, 101)) == {"p50": 50, "p90": 90, "p99": 99, "epochs": 100}
-    assert times.percentiles([]) == {"p50": None, "p90": None, "p99": None, "epochs": 0}
+    assert rates.percentiles(range(1, 101)) == {"p50": 50, "p90": 90, "p99": 99, "epochs": 100}
+    assert rates.percentiles([]) == {"p50": None, "p90": None, "p99": None, "epochs": 0}

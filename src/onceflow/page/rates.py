@@ -1,4 +1,4 @@
-"""Moments and rates: small sums over times."""
+"""Timestamps, rates and percentiles."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from onceflow.page.shapes import Percentiles
+
 BUCKETS, BUCKET = 60, 2.0  # of a sparkline; seconds
-_WINDOW = 10.0  # seconds over which rates are taken, at least
+_WINDOW = 10.0  # seconds over which a rate is taken, at least
 _TICK = 0.001  # seconds: two epochs may have the same time
-_SPREAD = 10.0  # the rows of an epoch came within so many seconds before it, at most
+_SPREAD = 10.0  # seconds: rows of an epoch arrived within this time before it, at most
 
-Published = tuple[float, int]  # when, how many rows
+Published = tuple[float, int]  # timestamp, rows
 
 
-def seconds(at: Any) -> float | None:
-    """A time as files have it."""
+def timestamp(at: Any) -> float | None:
+    """Seconds since 1970 of a time in a file; None if it is not a time."""
     try:
         found = datetime.fromisoformat(at)
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
@@ -30,14 +32,14 @@ def iso(at: float) -> str:
     return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def ago(at: Any, now: float | None = None) -> float | None:
-    """Seconds since a time; never below zero, for clocks differ."""
-    then = seconds(at)
+def seconds_since(at: Any, now: float | None = None) -> float | None:
+    """Never below zero, because clocks differ."""
+    then = timestamp(at)
     return None if then is None else round(max(0.0, (now or time.time()) - then), 1)
 
 
 def rate(published: Sequence[Published], now: float) -> float:
-    """Rows a second of late: over ten seconds, or two epochs if that is longer."""
+    """Rows a second over the last ten seconds, or over two epochs if that is longer."""
     if not published:
         return 0.0
     window = _WINDOW
@@ -49,8 +51,8 @@ def rate(published: Sequence[Published], now: float) -> float:
 
 
 def sparkline(published: Iterable[Sequence[Published]], now: float) -> list[float]:
-    """Rows a second in each of the last buckets, oldest first; the rows of an epoch are spread over
-    the time since the one before. Of several queries: together."""
+    """Rows a second in each of the last buckets, oldest first, summed over queries. The rows of an
+    epoch are spread over the time since the epoch before it."""
     begin = now - BUCKETS * BUCKET
     found = [0.0] * BUCKETS
     for one in published:
@@ -68,14 +70,11 @@ def sparkline(published: Iterable[Sequence[Published]], now: float) -> list[floa
     return [round(value, 1) for value in found]
 
 
-def percentiles(values: Iterable[float]) -> dict[str, Any]:
-    """By the nearest rank; None where there are no values."""
+def percentiles(values: Iterable[float]) -> Percentiles:
+    """By the nearest rank; None if there are no values."""
     ranked = sorted(values)
-    at = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-    return {
-        **{
-            name: ranked[max(0, math.ceil(q * len(ranked)) - 1)] if ranked else None
-            for name, q in at.items()
-        },
-        "epochs": len(ranked),
-    }
+
+    def at(share: float) -> float | None:
+        return ranked[max(0, math.ceil(share * len(ranked)) - 1)] if ranked else None
+
+    return {"p50": at(0.5), "p90": at(0.9), "p99": at(0.99), "epochs": len(ranked)}

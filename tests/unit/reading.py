@@ -1,0 +1,37 @@
+"""A home as the page reads it, each time anew: for tests of the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from onceflow.page.boards import board, boards
+from onceflow.page.home_reader import epoch, ledgers, lineages, savepoints, state
+from onceflow.page.job_cache import HomeCache
+from onceflow.page.shapes import Job, JobSummary
+from onceflow.page.verify_runs import verify_run, verify_runs
+
+__all__ = [
+    "board",
+    "boards",
+    "epoch",
+    "job",
+    "jobs",
+    "ledgers",
+    "lineages",
+    "savepoints",
+    "state",
+    "verify_run",
+    "verify_runs",
+]
+
+
+def jobs(home: Path) -> list[JobSummary]:
+    found = HomeCache(home)
+    found.read()
+    return [one.summary() for one in found.jobs]
+
+
+def job(home: Path, name: str) -> Job:
+    found = HomeCache(home)
+    found.read()
+    return found.job(name).details(found.jobs)
