@@ -294,7 +294,7 @@ def test_the_folder_of_a_steps_state_survives_a_power_cut(
     faults.arm("epoch.decided", "raise")
     with pytest.raises(faults.InjectedFault):
         world.live()
-    place = world.query().folder / "onceflow" / "keyed" / STEPS[0]
+    place = world.query.folder / "onceflow" / "keyed" / STEPS[0]
     for _ in range(3):
         assert place.name in synced.get(place.parent.stat().st_ino, set()), place
         place = place.parent
