@@ -16,7 +16,7 @@ from onceflow.contract.ledger import Committable, Position
 from onceflow.protocol.epoch_log import Decision, EpochLog, OutputDecision
 from onceflow.protocol.home import JobFolder, now
 from onceflow.protocol.lease import Lease
-from onceflow.protocol.step_times import Times
+from onceflow.protocol.step_times import StepTimes
 from onceflow.service.journal import Journal
 
 JOBS = {  # query -> outputs, as in examples/ads
@@ -49,7 +49,7 @@ class _Query:
         query = folder.query(folder.open_lineage("4.2.1"), name)
         self.name, self._outputs, self._lineage = name, outputs, query.lineage
         self._log: EpochLog = query.epoch_log()
-        self._times = Times(query.folder / "onceflow", _KEEP)
+        self._times = StepTimes(query.folder / "onceflow", _KEEP)
         self._term, self.epoch, self._place = term, -1, str(folder.home)
         targets = {
             output: {"guarantee": "exactly-once", "kind": "log", "path": f"{self._place}/{output}"}

@@ -68,7 +68,7 @@ def _publish_before_deciding() -> None:
 
     def first(self: Epochs, name: str, sink: Any, decision: Any) -> None:
         publish(self, name, sink, decision)
-        if put_off and name == list(self.declared.outputs)[-1]:
+        if put_off and name == list(self.spec.outputs)[-1]:
             decide(self.log, put_off.pop())
 
     _put(EpochLog, decide=later)
@@ -138,14 +138,17 @@ def _ledger_in_another_transaction() -> None:
 
 @_mutant("drop-a-partition")
 def _drop_a_partition() -> None:
-    from onceflow.protocol.staging import Stager
+    from dataclasses import replace
 
-    stage = Stager.stage
+    from onceflow.protocol.compute import EpochCompute, EpochResult
 
-    def dropped(self: Stager, batch: Any, *rest: Any) -> Any:
-        return stage(self, batch.where("spark_partition_id() <> 0"), *rest)
+    run = EpochCompute.run
 
-    _put(Stager, stage=dropped)
+    def dropped(self: EpochCompute, *args: Any, **how: Any) -> EpochResult:
+        result = run(self, *args, **how)
+        return replace(result, staged={name: files[1:] for name, files in result.staged.items()})
+
+    _put(EpochCompute, run=dropped)
 
 
 @_mutant("sweep-a-decided-file")
@@ -241,9 +244,9 @@ class _Anything(dict[str, Any]):
 
 
 def _leave_spark_alone() -> None:
-    from onceflow.protocol.checkpoint_repair import Agreement
+    from onceflow.protocol.checkpoint_repair import CheckpointRepair
 
-    _put(Agreement, make=lambda self: None)
+    _put(CheckpointRepair, repair=lambda self: None)
 
 
 @_mutant("prune-without-a-roll-up")
@@ -336,13 +339,13 @@ def _rewind_the_ledger_only() -> None:
 
     from onceflow.protocol.lineage import Origin
 
-    bring = Origin.bring
+    move_ledger = Origin.move_ledger
 
     def moved(self: Origin, sink: Any, output: str, ledger: Any, **how: Any) -> Any:
         stays = {name: replace(stood, choice="replay") for name, stood in self.outputs.items()}
-        return bring(replace(self, outputs=stays), sink, output, ledger, **how)
+        return move_ledger(replace(self, outputs=stays), sink, output, ledger, **how)
 
-    _put(Origin, bring=moved)
+    _put(Origin, move_ledger=moved)
 
 
 @_mutant("skip-and-publish-again")
@@ -381,11 +384,11 @@ def _drop_a_run() -> None:
 @_mutant("state-of-the-newest-manifest")
 def _state_of_the_newest_manifest() -> None:
     """State is what was written last, whether it was decided or not."""
-    from onceflow.protocol.keyed_runner import Operators
+    from onceflow.protocol.keyed_runner import KeyedRunner
     from onceflow.state.manifest import Manifest
 
-    def newest(self: Operators, step: Any, *_: Any) -> Manifest:
+    def newest(self: KeyedRunner, step: Any, *_: Any) -> Manifest:
         found = sorted(self._folder(step).glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
         return Manifest.read(found[-1]) if found else Manifest(-1, step.groups)
 
-    _put(Operators, _manifest=newest, sweep=lambda *_, **__: None)
+    _put(KeyedRunner, _manifest=newest, sweep=lambda *_, **__: None)

@@ -28,7 +28,7 @@ from onceflow.errors import CheckpointRefused, Fenced, JobError, LeaseHeld, Rows
 from onceflow.faults.points import InjectedFault
 from onceflow.jobs.stop_request import Stopped, stop
 from onceflow.log import EmbeddedLog
-from onceflow.protocol.epoch import Again, Stopping
+from onceflow.protocol.epoch import ReplayedEpoch, Stopping
 from onceflow.protocol.home import JobFolder
 from onceflow.sinks import Files, Log, Sink, Sqlite
 from onceflow.snapshots.epochs import retained
@@ -332,7 +332,7 @@ def test_a_job_that_is_started_after_a_killed_restore_is_exact(world: World, poi
 @pytest.mark.parametrize("choice", ["rewind", "skip"])
 @pytest.mark.parametrize(
     ("point", "visit"),
-    [("open.ledger-brought", 1), ("open.ledger-brought", 2), ("open.published", 1),
+    [("open.ledger-moved", 1), ("open.ledger-moved", 2), ("open.published", 1),
      ("epoch.decided", 2)],
 )  # fmt: skip
 def test_a_start_that_fails_in_the_new_lineage_is_finished_by_the_next(
@@ -467,7 +467,7 @@ def test_epochs_that_are_run_again_are_told_and_the_job_can_be_stopped_between_t
     told: list[tuple[str, int, int]] = []
     stopped: list[Future[Stopped]] = []
 
-    def replaying(query: str, again: Again) -> None:
+    def replaying(query: str, again: ReplayedEpoch) -> None:
         told.append((query, *again))
         if len(told) == 2:  # what somebody does at another terminal
             stopped.append(elsewhere.submit(stop, world.folder, timeout=60, tell=lambda _: None))

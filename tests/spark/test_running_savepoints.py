@@ -22,7 +22,7 @@ from onceflow import Flow, sinks, sources
 from onceflow.log import EmbeddedLog
 from onceflow.log.readers import readers
 from onceflow.protocol.home import JobFolder
-from onceflow.protocol.retained_decisions import Past
+from onceflow.protocol.retained_decisions import RetainedDecisions
 from onceflow.snapshots.restore import Restore
 from onceflow.snapshots.savepoint import Savepoint
 from onceflow.snapshots.savepoints import Savepoints
@@ -193,7 +193,7 @@ def test_what_skip_needs_is_kept_as_long_as_the_savepoint(
     (cut,) = {held["epoch"] for held in made.body["queries"].values()}
     for query in shop.folder.queries():
         decided = query.epoch_log().read().decisions
-        kept = Past(query).after(cut)
+        kept = RetainedDecisions(query).after(cut)
         assert decided[0].epoch > cut + 1  # the log has freed them
         assert [d.epoch for d in kept][: len(kept)] == list(range(cut + 1, kept[-1].epoch + 1))
         assert kept[-1].epoch + 1 >= decided[0].epoch
@@ -211,7 +211,7 @@ def test_what_skip_needs_is_kept_as_long_as_the_savepoint(
     shop.add(6)
     shop.live()
     for query in shop.folder.queries():
-        assert Past(query).after(-1) == []
+        assert RetainedDecisions(query).after(-1) == []
     lineage = shop.folder.lineage()
     now = {r.name: r.needs for r in readers(shop.root / "log") if r.lineage == lineage}
     assert all(now[name] > cuts[0]["next"] for name in now)

@@ -117,7 +117,7 @@ def alone(query: Query, decision: Decision, folder: Path) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, folder / name)
     for name, lines in cut.sources.items():
-        SourceLog(folder / "sources" / name).write_anew(lines)
+        SourceLog(folder / "sources" / name).rewrite(lines)
     made = Checkpoint(folder)
     made.set_query_id(query.spark_id)
     made.set_offsets(decision.epoch, decision.offsets)

@@ -11,7 +11,7 @@ from saved import Saved
 from onceflow.contract.ledger import Committable, Guarantee
 from onceflow.protocol.epoch_log import OutputDecision
 from onceflow.protocol.lease import Lease
-from onceflow.protocol.step_times import Times
+from onceflow.protocol.step_times import StepTimes
 from onceflow.service.journal import Journal
 
 STEPS = ("epoch.checked", "epoch.staged", "epoch.hardened", "epoch.decided", "epoch.published",
@@ -33,7 +33,7 @@ class Alive(Saved):
 
     def __init__(self, home: Path, job: str = "shop", **facts: Any) -> None:
         super().__init__(home, job)
-        self.times = Times(self.query.folder / "onceflow", 100)
+        self.times = StepTimes(self.query.folder / "onceflow", 100)
         self.journal = Journal(self.folder.folder)
         self.lease = Lease(self.folder.folder / "lease", job)
         self.facts = {

@@ -71,7 +71,7 @@ class Driver:
             if self.exact:
                 refuse_foreign(self.query, name, sink, self.log, ledger)
                 if origin is not None:
-                    ledger = origin.bring(
+                    ledger = origin.move_ledger(
                         sink, self.id(name), ledger, term=self.term, schema=SCHEMA, mode="append"
                     )
             self.ledgers[name] = ledger

@@ -22,8 +22,8 @@ from onceflow.cli.savepoint import command as savepoint_group
 from onceflow.errors import CheckpointRefused, Damaged, DiskFull, JobError
 from onceflow.protocol.holds import Holds
 from onceflow.protocol.home import JobFolder
-from onceflow.protocol.lineage import Origin, Stood
-from onceflow.protocol.retained_decisions import Past, sweep_all
+from onceflow.protocol.lineage import Origin, OutputOrigin
+from onceflow.protocol.retained_decisions import RetainedDecisions, sweep_all
 from onceflow.snapshots import savepoint as savepoint_module
 from onceflow.snapshots.epochs import decisions
 from onceflow.snapshots.epochs import kept as kept_epochs
@@ -486,7 +486,7 @@ def restored(saved: Saved, made: Savepoint, *, ended: bool = True, to_replay: in
     assert last is not None
     ((of, cut),) = made.cuts().values()
     choice, ended_in = "skip" if to_replay else "rewind", saved.query.lineage
-    stood = Stood(choice, of, ended_in, last.epoch, last.nonce)
+    stood = OutputOrigin(choice, of, ended_in, last.epoch, last.nonce)
     origin = Origin(
         name, of, cut.decision.epoch, cut.decision.nonce, ended_in, {"out": stood}
     )  # fmt: skip
@@ -548,13 +548,13 @@ def test_a_savepoint_is_kept_for_a_restore_that_was_killed_until_the_job_goes_on
 
 
 def roll_up(saved: Saved, keep: int = 2) -> None:
-    past = Past(saved.query)
+    past = RetainedDecisions(saved.query)
     if saved.log.roll_up(keep=keep, slack=0, before=past.keep):
         past.sweep()
 
 
 def kept(saved: Saved) -> list[int]:
-    return sorted({decision.epoch for decision in Past(saved.query).after(-1)})
+    return sorted({decision.epoch for decision in RetainedDecisions(saved.query).after(-1)})
 
 
 def test_without_a_savepoint_nothing_of_the_past_is_kept(saved: Saved) -> None:
@@ -574,10 +574,12 @@ def test_decisions_after_the_oldest_savepoint_are_kept_until_it_goes(
         all_of_them += [d for d in saved.log.decisions if d not in all_of_them]
         roll_up(saved)
     oldest = saved.log.decisions[0].epoch
-    assert Past(saved.query).after(2) == [d for d in all_of_them if 2 < d.epoch < oldest]
+    assert RetainedDecisions(saved.query).after(2) == [
+        d for d in all_of_them if 2 < d.epoch < oldest
+    ]
     assert kept(saved) == list(range(3, oldest))
     assert len(list((saved.query.folder / "onceflow" / "past").iterdir())) < 6
-    first = Past(saved.query).oldest()
+    first = RetainedDecisions(saved.query).oldest()
     assert first is not None
     assert first.epoch == 3
     savepoints.create("b", {})

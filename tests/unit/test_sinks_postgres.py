@@ -14,7 +14,7 @@ from onceflow.errors import JobError, PublishFailed, SetupError
 from onceflow.jobs.flow import targets
 from onceflow.postgres.connection import Server
 from onceflow.postgres.values import postgres_type
-from onceflow.protocol.query_spec import Declared
+from onceflow.protocol.query_spec import QuerySpec
 from onceflow.sinks import Postgres, open_target
 
 SECRETS = (
@@ -27,7 +27,7 @@ SECRETS = (
 def test_two_tables_are_one_target_only_in_the_same_schema_of_the_same_database() -> None:
     def place(dsn: str, schema: str = "public") -> tuple[str, ...]:
         sink = Postgres(f"host=host dbname={dsn} password=x", table="orders", schema=schema)
-        return targets(Declared(df=None, outputs={"a": sink}))[0]
+        return targets(QuerySpec(df=None, outputs={"a": sink}))[0]
 
     assert place("shop") == place("shop")
     assert len({place("shop"), place("crm"), place("shop", "archive")}) == 3

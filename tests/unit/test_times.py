@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from onceflow.protocol.step_times import Times, read_times
+from onceflow.protocol.step_times import StepTimes, read_times
 
 STEPS = ("epoch.checked", "epoch.staged", "epoch.hardened", "epoch.decided", "epoch.published")
 
@@ -27,7 +27,7 @@ class Gone:
         raise ConnectionError("the JVM is gone")
 
 
-def run(times: Times, epoch: int, spark: Spark | Gone) -> None:
+def run(times: StepTimes, epoch: int, spark: Spark | Gone) -> None:
     times.begin(epoch)
     for point in (*STEPS, "put.linked", "epoch.swept"):
         times.passed(point)
@@ -35,7 +35,7 @@ def run(times: Times, epoch: int, spark: Spark | Gone) -> None:
 
 
 def test_steps_and_reports_come_together(tmp_path: Path) -> None:
-    times, spark = Times(tmp_path, 2), Spark()
+    times, spark = StepTimes(tmp_path, 2), Spark()
     for epoch in range(3):
         run(times, epoch, spark)
         spark.finished = epoch
@@ -47,7 +47,7 @@ def test_steps_and_reports_come_together(tmp_path: Path) -> None:
 
 
 def test_when_an_epoch_began_is_kept_and_all_times_are_summed_up(tmp_path: Path) -> None:
-    times = Times(tmp_path, 2)
+    times = StepTimes(tmp_path, 2)
     for epoch in range(3):
         run(times, epoch, Gone())
     began = [told["at"] for told in read_times(tmp_path).values()]
@@ -65,20 +65,20 @@ def test_the_newest_are_kept_through_restarts(tmp_path: Path) -> None:
     for epoch in range(50):
         spark = Spark()
         spark.finished = epoch
-        run(Times(tmp_path, 3), epoch, spark)
+        run(StepTimes(tmp_path, 3), epoch, spark)
         known = read_times(tmp_path)
         assert set(range(max(0, epoch - 2), epoch + 1)) <= set(known)
     assert len((tmp_path / "times.jsonl").read_text().splitlines()) <= 4 * 3 + 2
 
 
 def test_half_a_line_a_lost_spark_and_a_folder_that_is_gone_stop_nothing(tmp_path: Path) -> None:
-    times = Times(tmp_path, 3)
+    times = StepTimes(tmp_path, 3)
     run(times, 0, Gone())
     with open(tmp_path / "times.jsonl", "a") as file:
         file.write('{"epoch": 1, "ms"')
     run(times, 1, Gone())
     run(times, 2, Gone())
     assert set(read_times(tmp_path)) == {0, 2}
-    nowhere = Times(tmp_path / "gone", 3)
+    nowhere = StepTimes(tmp_path / "gone", 3)
     run(nowhere, 0, Spark())
     assert read_times(tmp_path / "gone") == {}

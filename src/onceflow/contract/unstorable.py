@@ -20,7 +20,7 @@ _SHOWN = 60  # characters of a key
 SEND_ELSEWHERE = 'send them to another output: add on_bad=Files("rejected") to flow.write(…)'
 
 
-def refuse_unfit(
+def refuse_unstorable(
     target: str,
     batches: Iterable[Any],
     unfit: Callable[[Any], Mapping[str, int]],
@@ -45,17 +45,19 @@ def refuse_unfit(
         )
 
 
-def unfit_rows(batches: Iterable[Any], unfit: Callable[[Any], Mapping[str, int]]) -> dict[int, str]:
+def unstorable_rows(
+    batches: Iterable[Any], unfit: Callable[[Any], Mapping[str, int]]
+) -> dict[int, str]:
     """Each row that has something unfit: its number -> what that is."""
     found: dict[int, str] = {}
     first = 0
     for batch in batches:
-        found |= _unfit_rows(batch, unfit, first)
+        found |= _unstorable_rows(batch, unfit, first)
         first += batch.num_rows
     return found
 
 
-def _unfit_rows(
+def _unstorable_rows(
     batch: Any, unfit: Callable[[Any], Mapping[str, int]], first: int
 ) -> dict[int, str]:
     """By halves: nearly all rows fit."""
@@ -65,8 +67,8 @@ def _unfit_rows(
     if batch.num_rows == 1:
         return {first: ", ".join(wrong)}
     half = batch.num_rows // 2
-    rest = _unfit_rows(batch.slice(half), unfit, first + half)
-    return _unfit_rows(batch.slice(0, half), unfit, first) | rest
+    rest = _unstorable_rows(batch.slice(half), unfit, first + half)
+    return _unstorable_rows(batch.slice(0, half), unfit, first) | rest
 
 
 def leaves(column: Any) -> Iterator[Any]:

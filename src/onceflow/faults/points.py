@@ -77,7 +77,7 @@ SNAPSHOTS = (
     "job.begun",
     "job.made",
     "job.listed",
-    "open.ledger-brought",
+    "open.ledger-moved",
     "sqlite.rewound",
 )
 

@@ -130,7 +130,7 @@ class CommitLog:
     def catch_up(self) -> None:
         named, newest = _Named(self.log, self.commits), self.log.newest_roll_up()
         if self.commits.rolled_up < newest <= self.commits.position:
-            body = self.log.rolled_up(newest)  # so that `recent` stays short
+            body = self.log.read_roll_up(newest)  # so that `recent` stays short
             if body is not None:
                 named.restart(newest, body)
         while True:
@@ -152,7 +152,7 @@ class CommitLog:
             commit |= {"number": number, "of": self.commits.stamp()}
             put = self.log.put(number, commit)
             if put is Put.LOST and (self.log.entry(number) or {}).get("nonce") == commit["nonce"]:
-                put = Put.COVERED if self.log.covered(number) else Put.WON  # our answer got lost
+                put = Put.COVERED if self.log.is_covered(number) else Put.WON  # our answer got lost
             if put is Put.WON:
                 return commit
             self.catch_up()
@@ -211,7 +211,7 @@ class CommitLog:
         named = _Named(log, view)
         base = log.newest_roll_up()
         if base:
-            body = log.rolled_up(base)
+            body = log.read_roll_up(base)
             if body is None:
                 return None
             named.restart(base, body)
@@ -227,7 +227,7 @@ class CommitLog:
                 return None
             if entry.get("files"):
                 entries.append(view.kept(number, entry))
-        if log.covered(base + 1):
+        if log.is_covered(base + 1):
             return None
         if entries:
             view.manifests.append(self._manifest(view, 0, base + 1, {"commits": entries}))

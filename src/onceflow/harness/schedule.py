@@ -74,7 +74,7 @@ _SPOTS = {
     ),
     "restore": (
         "", "", "restore.fenced", "restore.published", "restore.made", "restore.ended-one",
-        "open.ledger-brought",
+        "open.ledger-moved",
     ),
     "fork": ("", "", "job.begun", "job.made", "job.listed"),
 }  # fmt: skip

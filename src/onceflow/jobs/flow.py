@@ -17,7 +17,7 @@ from onceflow.contract.source import Source
 from onceflow.errors import JobError
 from onceflow.protocol.home import JobFolder
 from onceflow.protocol.keyed_spec import GROUPS, Keyed, keyed
-from onceflow.protocol.query_spec import Declared
+from onceflow.protocol.query_spec import QuerySpec
 from onceflow.store.names import check_name
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Flow:
     def __init__(self, spark: SparkSession, folder: JobFolder | None = None) -> None:
         self.spark = spark
         self._folder = folder
-        self.queries: dict[str, Declared] = {}
+        self.queries: dict[str, QuerySpec] = {}
         self.sources: dict[str, Source] = {}
         self._names: set[str] = set()
         self._fork = None if folder is None else folder.fork()
@@ -155,7 +155,7 @@ class Flow:
                 )
         return {output: sink.moved(places[f"{query}/{output}"]) for output, sink in outputs.items()}
 
-    def _refuse_loop(self, declared: Declared) -> None:
+    def _refuse_loop(self, declared: QuerySpec) -> None:
         """An output inside a folder that the job reads would become its own input."""
         for source_name, source in self.sources.items():
             folder = getattr(source, "path", None)
@@ -177,7 +177,7 @@ def declare(
     columns: Mapping[str, Sequence[str]] | None,
     on_bad: str | Sink | None,
     guarantee: str | Mapping[str, str],
-) -> Declared:
+) -> QuerySpec:
     steps = df.steps if isinstance(df, Keyed) else ()
     if not steps:
         _streaming(df, f"output {name!r}")
@@ -205,7 +205,7 @@ def declare(
     for step in steps:
         if step.late is not None:
             _add_output(name, outputs, step.late_output, step.late)
-    declared = Declared(
+    declared = QuerySpec(
         df=df.df if isinstance(df, Keyed) else df,
         outputs=outputs,
         mode=mode,
@@ -278,7 +278,7 @@ def _guarantees(
     return {output: Guarantee(guarantee) for output, guarantee in wanted.items()}
 
 
-def targets(declared: Declared) -> list[tuple[str, ...]]:
+def targets(declared: QuerySpec) -> list[tuple[str, ...]]:
     """What makes a target the same: its kind, its place and its table."""
     found = []
     for sink in declared.outputs.values():

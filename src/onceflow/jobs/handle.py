@@ -20,12 +20,12 @@ from onceflow.jobs.fingerprint import fingerprint
 from onceflow.jobs.flow import Flow, declare
 from onceflow.jobs.job import Job
 from onceflow.jobs.stop_request import StopRequest
-from onceflow.protocol.epoch import Again, Epochs, Stopping
+from onceflow.protocol.epoch import Epochs, ReplayedEpoch, Stopping
 from onceflow.protocol.epoch_log import Decision
 from onceflow.protocol.home import JobFolder, Query
 from onceflow.protocol.keyed_spec import Keyed
 from onceflow.protocol.lease import Lease, host_name
-from onceflow.protocol.query_spec import Declared
+from onceflow.protocol.query_spec import QuerySpec
 from onceflow.snapshots.restore import finish
 from onceflow.spark.session import check_session, get_session
 
@@ -216,7 +216,7 @@ def start(
     once: bool = False,
     every: str | None = None,
     take_over: bool = False,
-    replaying: Callable[[str, Again], None] | None = None,
+    replaying: Callable[[str, ReplayedEpoch], None] | None = None,
 ) -> Handle:
     """Run a job from this process. `once`: stop when the input is used up. `fork`: run the fork
     of it that has this name. `replaying` hears of each epoch that is run again after a restore,
@@ -276,11 +276,11 @@ def write(
 def _start(
     spark: SparkSession,
     folder: JobFolder,
-    queries: Mapping[str, Declared],
+    queries: Mapping[str, QuerySpec],
     trigger: dict[str, Any],
     *,
     take_over: bool,
-    replaying: Callable[[str, Again], None] | None = None,
+    replaying: Callable[[str, ReplayedEpoch], None] | None = None,
 ) -> Handle:
     before = _running.get(folder.folder)
     for handle in list(_running.values()):  # also one whose home was moved since
@@ -329,7 +329,7 @@ def refuse_no_fork(folder: JobFolder, job: str) -> None:
         )
 
 
-def run_again(query: Query, declared: Declared) -> Decision:
+def run_again(query: Query, declared: QuerySpec) -> Decision:
     """Run the epochs that are put in for a query, and no other; the last decision."""
     lease = Lease(query.home / query.job / "lease", query.job)
     lease.acquire()
@@ -348,7 +348,7 @@ def run_again(query: Query, declared: Declared) -> Decision:
 
 
 def _writer(epochs: Epochs) -> Any:
-    declared, query = epochs.declared, epochs.query
+    declared, query = epochs.spec, epochs.query
     df = declared.df
     if declared.ticks:
         from onceflow.protocol.ticks import with_ticks

@@ -39,7 +39,7 @@ from onceflow.contract.ledger import (
     judge,
 )
 from onceflow.contract.sink import Sink
-from onceflow.contract.unstorable import refuse_unfit, unfit_rows
+from onceflow.contract.unstorable import refuse_unstorable, unstorable_rows
 from onceflow.errors import (
     Fenced,
     JobError,
@@ -183,11 +183,11 @@ class Postgres(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind, CanCleanUp):
     def stage(self, staged: Staged) -> tuple[Committable, ...]:
         """What PostgreSQL would refuse is refused here, before it is decided."""
         batches = self._judged(staged.files, staged.schema)
-        refuse_unfit(str(self), batches, self._judge(staged.schema), self.key)
+        refuse_unstorable(str(self), batches, self._judge(staged.schema), self.key)
         return staged.files
 
     def unstorable(self, file: Committable, schema: str) -> dict[int, str]:
-        return unfit_rows(self._judged((file,), schema), self._judge(schema))
+        return unstorable_rows(self._judged((file,), schema), self._judge(schema))
 
     def _judged(self, files: Iterable[Committable], schema: str) -> Iterator[Any]:
         """The columns that may have something unfit in them, batch by batch."""

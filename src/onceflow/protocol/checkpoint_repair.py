@@ -10,7 +10,7 @@ from onceflow.spark.checkpoint import Checkpoint, advance_watermark
 from onceflow.spark.file_source_log import COMPACT_INTERVAL, SourceEntries
 
 
-class Agreement:
+class CheckpointRepair:
     """Spark's checkpoint of one query, made to say what the decisions say."""
 
     def __init__(self, checkpoint: Checkpoint, log: EpochLog, compact_interval: str) -> None:
@@ -18,15 +18,15 @@ class Agreement:
         self._compact_interval = int(compact_interval)
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, log: EpochLog, spark: Any) -> Agreement:
+    def of(cls, checkpoint: Checkpoint, log: EpochLog, spark: Any) -> CheckpointRepair:
         return cls(checkpoint, log, spark.conf.get(COMPACT_INTERVAL, "10"))
 
-    def make(self) -> None:
+    def repair(self) -> None:
         """What is decided is committed, the rest is gone."""
         decisions, last = self._log.decisions, self._log.last
         self._set_sources([d.sources for d in decisions], {} if last is None else last.end)
         if last is None:
-            self._checkpoint.begin_anew(self._log.check)
+            self._checkpoint.clear(self._log.check)
         else:
             self._checkpoint.state_files(last.epoch, last.state)  # refuses if one is missing
             for decision in decisions[-2:]:
@@ -34,13 +34,13 @@ class Agreement:
             self._checkpoint.set_commit(last.epoch, last.watermark, last.state)
         self._checkpoint.drop_offsets_above(-1 if last is None else last.epoch)
 
-    def put_in(self, wanted: Decision) -> None:
+    def plan_epoch(self, wanted: Decision) -> None:
         """The next epoch, with the boundaries that it had in the lineage before."""
         entries = [*(decision.sources for decision in self._log.decisions), wanted.sources]
         self._set_sources(entries, wanted.end)
         self._checkpoint.set_offsets(wanted.epoch, wanted.offsets)
 
-    def put_in_no_data(self) -> None:
+    def plan_no_data_epoch(self) -> None:
         """The epoch without data that is due if the watermark moved in the last one."""
         last = self._log.last
         if last is None or not last.state:

@@ -20,18 +20,18 @@ from onceflow.contract.observation import NAME, Observed, Observer
 from onceflow.errors import StagingDiffers
 from onceflow.protocol.epoch_log import Decision
 from onceflow.protocol.home import Query
-from onceflow.protocol.keyed_spec import At
-from onceflow.protocol.query_spec import Declared
+from onceflow.protocol.keyed_spec import EpochContext
+from onceflow.protocol.query_spec import QuerySpec
 from onceflow.protocol.staging import Stager, refuse_columns, refuse_other_rows
 from onceflow.spark.running_query import Plan, RunningQuery
 
 if TYPE_CHECKING:
-    from onceflow.protocol.keyed_runner import Operators
+    from onceflow.protocol.keyed_runner import KeyedRunner
 
 
 @dataclass(frozen=True)
-class Made:
-    """What an epoch has made, where nobody sees it."""
+class EpochResult:
+    """What an epoch computed and staged, where no reader sees it."""
 
     staged: dict[str, tuple[Committable, ...]]  # output -> files
     digest: int | None
@@ -39,47 +39,47 @@ class Made:
     keyed: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-class EpochRows:
+class EpochCompute:
     """Makes one epoch after the other of one query."""
 
-    def __init__(self, query: Query, declared: Declared) -> None:
-        self._declared = declared
-        late = declared.late
-        self._outputs = {n: sink for n, sink in declared.outputs.items() if n not in late}
+    def __init__(self, query: Query, spec: QuerySpec) -> None:
+        self._spec = spec
+        late = spec.late
+        self._outputs = {n: sink for n, sink in spec.outputs.items() if n not in late}
         self._stager = Stager(
             self._outputs,
-            declared.by,
-            declared.schema,
-            declared.on_bad,
-            declared.columns,
-            bad_only=declared.bad_only,
+            spec.by,
+            spec.schema,
+            spec.on_bad,
+            spec.columns,
+            bad_only=spec.bad_only,
         )
-        self._observer = Observer(tuple(self._stager.routes), declared.by, declared.digests)
-        self._operators: Operators | None = None
-        if declared.keyed:
-            from onceflow.protocol.keyed_runner import Operators  # loads Arrow
+        self._observer = Observer(tuple(self._stager.routes), spec.by, spec.digests)
+        self._keyed: KeyedRunner | None = None
+        if spec.keyed:
+            from onceflow.protocol.keyed_runner import KeyedRunner  # loads Arrow
 
-            self._operators = Operators(query, declared.keyed, declared.df)
+            self._keyed = KeyedRunner(query, spec.keyed, spec.df)
 
     def observed(self, df: Any) -> Any:
         """The stream as Spark is to run it. With keyed steps, their output is observed instead."""
-        return df if self._operators is not None else self._observer.stream(df)
+        return df if self._keyed is not None else self._observer.stream(df)
 
     def refuse_columns(self) -> None:
         """Say before the query starts what could not be staged later."""
         refuse_columns(
-            self._declared.schema,
+            self._spec.schema,
             self._stager.routes,
-            self._declared.by,
-            self._declared.columns,
+            self._spec.by,
+            self._spec.columns,
         )
 
     def refuse_state(self, last: Decision | None) -> None:
         """Keyed state that does not fit what is declared now."""
-        if self._operators is not None:
-            self._operators.open(last)
+        if self._keyed is not None:
+            self._keyed.open(last)
 
-    def make(
+    def run(
         self,
         batch: Any,
         running: RunningQuery,
@@ -88,26 +88,26 @@ class EpochRows:
         folder: Path,
         last: Decision | None,
         before: Decision | None,
-    ) -> Made:
+    ) -> EpochResult:
         """`last`: the decision of the epoch before; `before`: that of this one in the lineage
         before, if it is run again. All that is written has the name of `folder` in its own."""
         load = running.load(plan)
-        if self._operators is None:
+        if self._keyed is None:
             plan_observed = cache(partial(self._plan_observed, running))
             staged = self._stager.stage(batch, folder, load, plan_observed, running)
-            return Made(staged, plan_observed().digest)
+            return EpochResult(staged, plan_observed().digest)
         now = int(time.time() * 1e6) if before is None else before.now
         now = now if last is None else max(now, last.now)  # clocks go back, time does not
-        ran = self._operators.run(batch, At(plan.epoch, now, folder), last)
+        ran = self._keyed.run(batch, EpochContext(plan.epoch, now, folder), last)
         rows, observed = self._observer.batch(ran.rows)
         staged = self._stager.stage(rows, folder, load, observed)
         for name, (files, read) in ran.late.items():
-            schema = self._declared.schema_of(name)
+            schema = self._spec.schema_of(name)
             late = Staged(files, folder, folder / name, folder.name, schema, read)
-            staged[name] = stage(self._declared.outputs[name], late)
+            staged[name] = stage(self._spec.outputs[name], late)
             rows_late = sum(file.rows for file in files)
             refuse_other_rows(f"output {name!r}", rows_late, staged[name], folder)
-        return Made(staged, observed().digest, now, ran.keyed)
+        return EpochResult(staged, observed().digest, now, ran.keyed)
 
     def _plan_observed(self, running: RunningQuery) -> Observed:
         values = running.observed(NAME)
@@ -119,12 +119,12 @@ class EpochRows:
             )
         return self._observer.read(values)
 
-    def due(self, last: Decision | None) -> None:
+    def schedule_wakeup(self, last: Decision | None) -> None:
         """Have an epoch run when a timer is due, though no rows come."""
-        if self._operators is not None:
-            self._operators.set_wake(last)
+        if self._keyed is not None:
+            self._keyed.set_wake(last)
 
     def sweep(self, retained: Sequence[Decision], *, term: int) -> None:
         """Remove keyed state that no retained decision names; nothing of newer terms."""
-        if self._operators is not None:
-            self._operators.sweep(retained, term)
+        if self._keyed is not None:
+            self._keyed.sweep(retained, term)

@@ -55,19 +55,19 @@ from onceflow.errors import (
     PlanChanged,
 )
 from onceflow.faults.points import reach
-from onceflow.protocol.checkpoint_repair import Agreement
-from onceflow.protocol.compute import EpochRows, Made
+from onceflow.protocol.checkpoint_repair import CheckpointRepair
+from onceflow.protocol.compute import EpochCompute, EpochResult
 from onceflow.protocol.epoch_log import Decision, OutputDecision
 from onceflow.protocol.failures import explain
 from onceflow.protocol.home import Query, now
 from onceflow.protocol.identity import refuse_other_checkpoint
 from onceflow.protocol.lease import Lease
-from onceflow.protocol.lineage import Origin, refuse_foreign, refuse_other_rows
-from onceflow.protocol.query_spec import Declared
-from onceflow.protocol.retained_decisions import Past
-from onceflow.protocol.source_positions import Standing
+from onceflow.protocol.lineage import Origin, refuse_changed_rows, refuse_foreign
+from onceflow.protocol.query_spec import QuerySpec
+from onceflow.protocol.retained_decisions import RetainedDecisions
+from onceflow.protocol.source_positions import SourcePositions
 from onceflow.protocol.staging import not_seen_here
-from onceflow.protocol.step_times import Times
+from onceflow.protocol.step_times import StepTimes
 from onceflow.spark.checkpoint import Checkpoint, offset_after, parse_offsets
 from onceflow.spark.file_source_log import SourceEntries
 from onceflow.spark.running_query import Plan, RunningQuery
@@ -87,7 +87,7 @@ class Stopping(Exception):
     """The driver was asked to stop: no further epoch begins."""
 
 
-class Again(NamedTuple):
+class ReplayedEpoch(NamedTuple):
     """An epoch that is run again."""
 
     epoch: int
@@ -97,14 +97,16 @@ class Again(NamedTuple):
 class Epochs:
     """The epochs of one query under one term. Spark calls it once for each epoch."""
 
-    def __init__(self, query: Query, declared: Declared, lease: Lease) -> None:
+    def __init__(self, query: Query, spec: QuerySpec, lease: Lease) -> None:
         self.query = query
-        self.declared = declared
+        self.spec = spec
         self.lease = lease
         self.log = query.epoch_log()
         self.checkpoint = Checkpoint(query.folder)
-        self._agreement = Agreement.of(self.checkpoint, self.log, declared.df.sparkSession)
-        self.schema = declared.schema
+        self._checkpoint_repair = CheckpointRepair.of(
+            self.checkpoint, self.log, spec.df.sparkSession
+        )
+        self.schema = spec.schema
         self.term = 0
         self.opened_at: int | None = None  # the epoch that had been published before
         self.published_at: float | None = None  # when this driver published last
@@ -112,20 +114,20 @@ class Epochs:
         self._origin: Origin | None = None  # if the lineage goes on from a cut of another
         self._ledgers: dict[str, Ledger] = {}
         self._hardened: set[Path] = set()
-        self._standing = Standing(declared.sources, query, looks_only=declared.looks_only)
-        self._past = Past(query)
+        self._positions = SourcePositions(spec.sources, query, looks_only=spec.looks_only)
+        self._retained = RetainedDecisions(query)
         self._reads: set[str] = set()  # its sources, as far as Spark has planned them
-        self._rows = EpochRows(query, declared)
+        self._compute = EpochCompute(query, spec)
         self._running: RunningQuery | None = None
         self._busy = threading.Lock()
-        self.times = Times(query.folder / "onceflow", declared.keep_epochs)
+        self.times = StepTimes(query.folder / "onceflow", spec.keep_epochs)
         self._sweeper = ThreadPoolExecutor(1, thread_name_prefix="onceflow sweep")
         self._sweeping: Future[None] | None = None
         self._stopping = False
 
     def observed(self, df: Any) -> Any:
         """The query's stream, with what must be counted of its rows."""
-        return self._rows.observed(df)
+        return self._compute.observed(df)
 
     # ================================================================ opening
 
@@ -139,12 +141,12 @@ class Epochs:
         self._origin = Origin.of(self.log.read())
         self._refuse_foreign(seen)
         self._refuse_other_columns()
-        self._rows.refuse_state(self.log.last)
+        self._compute.refuse_state(self.log.last)
         self.term = self.lease.next_term(max([self.log.term, *(s.term for s in seen.values())]))
         self._reach("open.led", query=self._id())
 
         # 2. fence: first the epoch log, then every ledger; only then is a ledger worth reading
-        self.log.fence(self.term, self.declared.facts(self.log.leader))
+        self.log.fence(self.term, self.spec.facts(self.log.leader))
         refuse_other_checkpoint(self.query, self.log.last, self.checkpoint)
         self._reach("open.fenced", epoch=self._last_epoch)
         for name, sink in self._outputs:
@@ -161,20 +163,20 @@ class Epochs:
         if self._origin is not None:
             for name, sink in self._outputs:
                 if self._is_exact(name):
-                    self._ledgers[name] = self._origin.bring(
+                    self._ledgers[name] = self._origin.move_ledger(
                         sink,
                         self._id(name),
                         self._ledgers[name],
                         term=self.term,
-                        schema=self.declared.schema_of(name),
-                        mode=self.declared.mode_of(name),
+                        schema=self.spec.schema_of(name),
+                        mode=self.spec.mode_of(name),
                     )
-                    self._reach("open.ledger-brought", output=name)
+                    self._reach("open.ledger-moved", output=name)
 
         # 3. recover: rows first, then Spark
         self._publish_last()
         self._reach("open.published")
-        self._agreement.make()
+        self._checkpoint_repair.repair()
         self._reach("open.spark-agrees")
 
         # 4. sweep
@@ -184,19 +186,19 @@ class Epochs:
             clean_up_of(sink).settled(self._id(name))
         self._reach("open.swept")
 
-        self._standing.check(self._last_end)
+        self._positions.check(self._last_end)
 
         # 5. no-data
         self.opened_at = self.log.last.epoch if self.log.last else None
-        self._agreement.put_in_no_data()
-        self._rows.due(self.log.last)
+        self._checkpoint_repair.plan_no_data_epoch()
+        self._compute.schedule_wakeup(self.log.last)
         self._reach("open.ready")
         self.log.check()  # who was paused on the way here need not start Spark to hear it
 
     def _refuse_what_cannot_work(self) -> None:
-        self._rows.refuse_columns()
+        self._compute.refuse_columns()
         for name, sink in self._outputs:
-            sink.prepare(self._id(name), self.declared.schema_of(name), self.declared.mode_of(name))
+            sink.prepare(self._id(name), self.spec.schema_of(name), self.spec.mode_of(name))
 
     def _refuse_foreign(self, ledgers: Mapping[str, Ledger]) -> None:
         for name, sink in self._outputs:
@@ -208,7 +210,7 @@ class Epochs:
         for name, sink in self._outputs:
             decided = self.log.last and self.log.last.outputs.get(name)
             if decided:
-                schema = self.declared.schema_of(name)
+                schema = self.spec.schema_of(name)
                 refuse_difference(str(sink), columns(decided.schema), columns(schema))
 
     def _publish_last(self) -> None:
@@ -216,7 +218,7 @@ class Epochs:
         if last is None:
             return
         for name, output in last.outputs.items():
-            sink = self.declared.outputs.get(name)
+            sink = self.spec.outputs.get(name)
             if sink is None:
                 self._refuse_dropped(name, output, last.epoch)
                 continue
@@ -251,7 +253,7 @@ class Epochs:
         self.query.store.sweep("past")
         self.log.prune()
         self._sweep_older()
-        self._rows.sweep(self._with_state, term=self.term)
+        self._compute.sweep(self._with_state, term=self.term)
         if self._origin is not None and self._last_epoch >= self._origin.replays_to:
             self.query.forget_replay()
 
@@ -265,17 +267,17 @@ class Epochs:
         """Spark's query has ended; another one of the same name goes on."""
         self._running = None
 
-    def replay_next(self) -> Again | None:
+    def replay_next(self) -> ReplayedEpoch | None:
         """Put in the next epoch of the lineage before that is to be run again. None: there is none
         any more."""
         wanted, last = self._before(self._last_epoch + 1), self.log.last
         if wanted is None or self._origin is None:
             if last is not None and last.epoch != self.opened_at:  # epochs were run again
                 self.opened_at = last.epoch
-                self._agreement.put_in_no_data()
+                self._checkpoint_repair.plan_no_data_epoch()
             return None
-        self._agreement.put_in(wanted)
-        return Again(wanted.epoch, self._origin.replays_to)
+        self._checkpoint_repair.plan_epoch(wanted)
+        return ReplayedEpoch(wanted.epoch, self._origin.replays_to)
 
     # ================================================================ one epoch
 
@@ -300,7 +302,7 @@ class Epochs:
                 return successor
             if isinstance(failure, OutOfRange):
                 stands = {**dict.fromkeys(self._reads), **self._last_end}
-                return self._standing.which_are_gone(stands, failure)
+                return self._positions.which_are_gone(stands, failure)
         return failure
 
     def _run(self, batch: Any, epoch: int) -> None:
@@ -318,15 +320,15 @@ class Epochs:
         folder = self.query.staged / tag
         with _removed_upon(BaseException, folder):
             before = self._before(epoch)
-            made = self._rows.make(
+            result = self._compute.run(
                 batch, running, plan, folder=folder, last=self.log.last, before=before
             )
             self._reach("epoch.staged", epoch=epoch)
 
             # 3. harden
-            decision = self._decision(plan, offsets, entries, made)
+            decision = self._decision(plan, offsets, entries, result)
             if before is not None and self._origin is not None and not self._origin.is_fork:
-                refuse_other_rows(before, decision, self._id())
+                refuse_changed_rows(before, decision, self._id())
             self._harden(decision)
             self._reach("epoch.hardened", epoch=epoch)
 
@@ -341,7 +343,7 @@ class Epochs:
                 self._publish(name, sink, decision)
             self._reach("epoch.output-published", epoch=epoch, output=name)
         self.published_at = time.time()
-        self._rows.due(decision)
+        self._compute.schedule_wakeup(decision)
         self._reach("epoch.published", epoch=epoch)
 
         # 6. sweep, while Spark commits this epoch and plans the next
@@ -352,14 +354,14 @@ class Epochs:
         """Housekeeping; the next epoch waits for it. Bounded: see `keep_epochs` and `tidy`."""
         shutil.rmtree(folder, ignore_errors=True)
         self._sweep_older()
-        keep = self.declared.keep_epochs
-        if self.log.roll_up(keep=keep, slack=keep, before=self._past.keep):
-            self._past.sweep()
-            self._standing.hold(end, self._first_start)
-        self._rows.sweep(self._with_state, term=self.term)
+        keep = self.spec.keep_epochs
+        if self.log.roll_up(keep=keep, slack=keep, before=self._retained.keep):
+            self._retained.sweep()
+            self._positions.hold(end, self._first_start)
+        self._compute.sweep(self._with_state, term=self.term)
         for _, sink in self._outputs:
             clean_up_of(sink).tidy()
-        self._standing.published(end)
+        self._positions.published(end)
         self._reach("epoch.swept")
         self.times.end(self._running)
 
@@ -367,7 +369,7 @@ class Epochs:
         self.log.check()
         first = self._running is None
         if self._running is None:
-            self._running = RunningQuery(self.declared.df.sparkSession, self.query.spark_id)
+            self._running = RunningQuery(self.spec.df.sparkSession, self.query.spark_id)
         plan = self._running.plan()
         if first:
             self._running.refuse_shuffle_behind_state()
@@ -393,9 +395,9 @@ class Epochs:
         if problem or offsets is None:
             raise PlanChanged(f"{self._id()}: {problem}", hint="the query is opened again")
         if first:
-            self._standing.hold(plan.end, self._first_start)
+            self._positions.hold(plan.end, self._first_start)
         self._reads = set(plan.end)
-        self._standing.remember(plan.end)
+        self._positions.remember(plan.end)
         return self._running, plan, offsets, entries
 
     def _decision(
@@ -403,7 +405,7 @@ class Epochs:
         plan: Plan,
         offsets: str,
         entries: SourceEntries,
-        made: Made,
+        result: EpochResult,
     ) -> Decision:
         assert self._running is not None
         before = self._before(plan.epoch)
@@ -420,16 +422,16 @@ class Epochs:
             outputs={
                 name: OutputDecision(
                     previous=self._ledgers[name].position,
-                    files=tuple(self._relative(file) for file in made.staged[name]),
-                    schema=self.declared.schema_of(name),
-                    mode=self.declared.mode_of(name),
-                    guarantee=self.declared.guarantee(name),
+                    files=tuple(self._relative(file) for file in result.staged[name]),
+                    schema=self.spec.schema_of(name),
+                    mode=self.spec.mode_of(name),
+                    guarantee=self.spec.guarantee(name),
                 )
                 for name, _ in self._outputs
             },
-            digest=made.digest,
-            now=made.now,
-            keyed=made.keyed,
+            digest=result.digest,
+            now=result.now,
+            keyed=result.keyed,
             nonce=uuid.uuid4().hex if before is None else before.nonce,
         )
 
@@ -477,7 +479,7 @@ class Epochs:
     def settle(self) -> None:
         """The job has ended."""
         self.times.ask(self._running)
-        self._standing.settle(self._last_end)
+        self._positions.settle(self._last_end)
         if self.stop_after_epoch(timeout=0):  # else one hangs in them
             for _, sink in self._outputs:
                 clean_up_of(sink).close()
@@ -499,10 +501,10 @@ class Epochs:
 
     @property
     def _outputs(self) -> list[tuple[str, Sink]]:
-        return list(self.declared.outputs.items())
+        return list(self.spec.outputs.items())
 
     def _is_exact(self, output: str) -> bool:
-        return self.declared.guarantee(output) is Guarantee.EXACTLY_ONCE
+        return self.spec.guarantee(output) is Guarantee.EXACTLY_ONCE
 
     def _is_there(self, output: str, epoch: int) -> bool:
         """Has the target these rows from the lineage before?"""
@@ -532,7 +534,7 @@ class Epochs:
     @property
     def _first_start(self) -> Mapping[str, Any]:
         """Where the oldest decision that is kept begins."""
-        kept = [self._past.oldest(), *self.log.decisions[:1]]
+        kept = [self._retained.oldest(), *self.log.decisions[:1]]
         return next((decision.start for decision in kept if decision is not None), {})
 
     def _id(self, output: str | None = None) -> str:

@@ -186,7 +186,7 @@ class EpochLog:
     def closed(self) -> dict[str, Any] | None:
         """The end of this lineage, as `ended`, without reading what is before it."""
         rolled, numbers = self._log.numbers()
-        entry = self._log.entry(numbers[-1]) if numbers else self._log.rolled_up(rolled)
+        entry = self._log.entry(numbers[-1]) if numbers else self._log.read_roll_up(rolled)
         if entry is None and (rolled or numbers):
             return self.read().ended  # it is being rolled up
         if numbers:
@@ -204,7 +204,7 @@ class EpochLog:
                 high = middle
             else:
                 low = middle + 1
-        body = self._log.rolled_up(rolled) or {}
+        body = self._log.read_roll_up(rolled) or {}
         old = [Decision.from_json(d) for d in body.get("decisions", ())]
         before = [decision for decision in old if decision.epoch >= first]
         begin = before or self._decided(numbers[low:]) or []
@@ -278,7 +278,7 @@ class EpochLog:
         if put is Put.LOST:
             winner = self._log.entry(number)
             ours = winner is not None and winner["nonce"] == entry["nonce"]
-            put = Put.WON if ours and not self._log.covered(number) else put
+            put = Put.WON if ours and not self._log.is_covered(number) else put
         if put is Put.WON:
             self._view.apply(number, entry)
             self._stood = number

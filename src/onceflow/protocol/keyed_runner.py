@@ -33,7 +33,7 @@ from onceflow.errors import Damaged, JobError, PlanChanged
 from onceflow.faults.points import reach
 from onceflow.protocol.epoch_log import Decision
 from onceflow.protocol.home import Query
-from onceflow.protocol.keyed_spec import At, KeyedStep
+from onceflow.protocol.keyed_spec import EpochContext, KeyedStep
 from onceflow.protocol.keyed_time import (
     idle_at,
     known_partitions,
@@ -66,7 +66,7 @@ LateRows = tuple[tuple[Committable, ...], Callable[[], Any]]  # files; a functio
 
 
 @dataclass(frozen=True)
-class Ran:
+class KeyedResult:
     """What the steps of one epoch have made, all of it staged."""
 
     rows: Any  # DataFrame
@@ -77,23 +77,23 @@ class Ran:
 def files_of(folder: Path, decision: Decision) -> list[Path]:
     """The files of keyed state after an epoch. `folder`: of the query."""
     found = []
-    for name, stood in decision.keyed.items():
+    for name, previous in decision.keyed.items():
         manifest = manifest_of(folder, decision, name)
-        path = _manifest_path(folder, name, stood)
+        path = _manifest_path(folder, name, previous)
         found += [path, *(folder / FOLDER / name / run for run in sorted(manifest.run_names()))]
     return found
 
 
 def manifest_of(folder: Path, decision: Decision, step: str) -> Manifest:
-    stood = decision.keyed[step]
-    return Manifest.read(_manifest_path(folder, step, stood), stood["crc"])
+    previous = decision.keyed[step]
+    return Manifest.read(_manifest_path(folder, step, previous), previous["crc"])
 
 
-def _manifest_path(folder: Path, step: str, stood: Mapping[str, Any]) -> Path:
-    return folder / FOLDER / step / str(stood["manifest"])
+def _manifest_path(folder: Path, step: str, previous: Mapping[str, Any]) -> Path:
+    return folder / FOLDER / step / str(previous["manifest"])
 
 
-class Operators:
+class KeyedRunner:
     """The keyed steps of one query under one term."""
 
     def __init__(self, query: Query, steps: tuple[KeyedStep, ...], df: Any) -> None:
@@ -117,20 +117,20 @@ class Operators:
             )
         for step in self._steps:
             if step.name in kept:
-                self._refuse_unfit(step, kept[step.name])
+                self._refuse_other_state(step, kept[step.name])
             elif step.initial is not None:
                 check_files(step.initial, self._schema(step))
 
-    def _refuse_unfit(self, step: KeyedStep, stood: Mapping[str, Any]) -> None:
-        if stood["groups"] != step.groups:
+    def _refuse_other_state(self, step: KeyedStep, previous: Mapping[str, Any]) -> None:
+        if previous["groups"] != step.groups:
             raise JobError(
-                f"keyed step {step.name!r} has state in {stood['groups']} key groups, and the job "
-                f"says {step.groups}",
-                hint=f"groups={stood['groups']}: their number is for the life of the state",
+                f"keyed step {step.name!r} has state in {previous['groups']} key groups, and the "
+                f"job says {step.groups}",
+                hint=f"groups={previous['groups']}: their number is for the life of the state",
             )
         new = self._schema(step)
-        wrong = find_key_misfits(arrow_schema(stood["schema"]["keys"]), new.keys)
-        wrong += find_misfits(arrow_schema(stood["schema"]["values"]), new.values)
+        wrong = find_key_misfits(arrow_schema(previous["schema"]["keys"]), new.keys)
+        wrong += find_misfits(arrow_schema(previous["schema"]["values"]), new.values)
         if wrong:
             raise JobError(
                 f"the state of keyed step {step.name!r} does not fit what the job declares now:"
@@ -141,50 +141,57 @@ class Operators:
 
     # -------------------------------------------------------------- one epoch
 
-    def run(self, batch: Any, at: At, last: Decision | None) -> Ran:
+    def run(self, batch: Any, context: EpochContext, last: Decision | None) -> KeyedResult:
         """`last`: the decision before."""
         rows, fickle, late = batch, self._fickle, {}
         kept: dict[str, dict[str, Any]] = {}
         for number, step in enumerate(self._steps):
-            stood = {} if last is None else last.keyed.get(step.name, {})
-            place = at.folder / f"keyed-{number}"
+            previous = {} if last is None else last.keyed.get(step.name, {})
+            place = context.folder / f"keyed-{number}"
             if fickle:
-                rows = self._settled(rows, place / "input")
-            kept[step.name], reports = self._run(step, rows, stood, at, place)
+                rows = self._stage_input(rows, place / "input")
+            kept[step.name], reports = self._run(step, rows, previous, context, place)
             if step.late is not None:
                 late[step.late_output] = self._late(step, reports, place / "taken")
-            rows = self._read(reports, step)
+            rows = self._emitted(reports, step)
             for change in step.then:
                 rows = change(rows)
             fickle = bool(step.then) and not is_deterministic(rows)
-            reach("keyed.step-staged", epoch=at.epoch)
-        return Ran(rows, late, kept)
+            reach("keyed.step-staged", epoch=context.epoch)
+        return KeyedResult(rows, late, kept)
 
     def _run(
-        self, step: KeyedStep, rows: Any, stood: Mapping[str, Any], at: At, place: Path
+        self,
+        step: KeyedStep,
+        rows: Any,
+        previous: Mapping[str, Any],
+        context: EpochContext,
+        place: Path,
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """What the decision says of the step, and what its tasks report."""
-        epoch, now = at.epoch, at.now
-        watermark = stood.get("watermark")
-        manifest = self._manifest(step, stood, at, place)
+        epoch, now = context.epoch, context.now
+        watermark = previous.get("watermark")
+        manifest = self._manifest(step, previous, context, place)
         cores = self._spark.sparkContext.defaultParallelism
         tasks = step.tasks or min(step.groups, cores)
-        handled = {timer: (epoch - 1, until) for timer, until in stood.get("until", {}).items()}
+        handled = {timer: (epoch - 1, until) for timer, until in previous.get("until", {}).items()}
         time = Time(now, watermark, epoch)
         work = self._work(
-            step, manifest, time, tag=at.tag, place=place, tasks=tasks, handled=handled
+            step, manifest, time, tag=context.tag, place=place, tasks=tasks, handled=handled
         )
         make_dirs(self._folder(step))
 
         # 1. place
-        placed = self._placed(rows, step, stood, tasks, narrow=tasks == cores == 1)
+        placed = self._partitioned(rows, step, previous, tasks, narrow=tasks == cores == 1)
 
         # 2. run
         self._spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", _BATCH_ROWS)
-        reports = self._tasks(placed, work)
+        reports = self._run_tasks(placed, work)
         if len(reports) != tasks:  # Spark saw that there are no rows, and ran none; timers are due
             nothing = self._spark.createDataFrame([], rows.schema)
-            reports = self._tasks(self._placed(nothing, step, stood, tasks, narrow=False), work)
+            reports = self._run_tasks(
+                self._partitioned(nothing, step, previous, tasks, narrow=False), work
+            )
         if len(reports) != tasks:
             raise PlanChanged(
                 f"keyed step {step.name!r}: {len(reports)} of {tasks} tasks ran in epoch {epoch}",
@@ -197,15 +204,15 @@ class Operators:
         runs = [Run.from_json(r["run"]) for r in reports if r["run"] is not None]
         merged = [MergeResult.from_json(m) for r in reports for m in r["merged"]]
         manifest = manifest.advance(epoch, runs, merged)
-        name = f"{at.tag}.json"
+        name = f"{context.tag}.json"
         crc = manifest.write(self._folder(step), name)
         self._manifests[step.name] = (epoch, manifest)
         reach("keyed.listed", epoch=epoch)
-        seen = partitions_seen(known_partitions(step, stood), reports, now)
+        seen = partitions_seen(known_partitions(step, previous), reports, now)
         kept = {
             "manifest": name, "crc": crc, "groups": step.groups,
-            "schema": _described(store_schema(work.bound()), stood.get("schema")), "seen": seen,
-            "order": list(step.order),
+            "schema": _schema_entry(store_schema(work.bound()), previous.get("schema")),
+            "seen": seen, "order": list(step.order),
             "watermark": next_watermark(step, seen, watermark, now),
             "rows": sum(r["rows"] for r in reports), "late": sum(r["late"] for r in reports),
             "fired": sum(r["fired"] for r in reports), "next": next_due(reports),
@@ -214,7 +221,7 @@ class Operators:
         return kept, reports
 
     @staticmethod
-    def _tasks(placed: Any, work: Work) -> list[dict[str, Any]]:
+    def _run_tasks(placed: Any, work: Work) -> list[dict[str, Any]]:
         """What each task reports, of the attempt that Spark took."""
         found = map_in_arrow(placed, partial(_in_task, work), f"{REPORT} string").collect()
         return [json.loads(row[0]) for row in found]
@@ -261,15 +268,19 @@ class Operators:
     def _schema(self, step: KeyedStep) -> StoreSchema:
         return store_schema(self._work(step, Manifest(-1, step.groups), Time(0, None, 0)).bound())
 
-    def _manifest(self, step: KeyedStep, stood: Mapping[str, Any], at: At, place: Path) -> Manifest:
-        if not stood:
-            return self._initial(step, at, place)
+    def _manifest(
+        self, step: KeyedStep, previous: Mapping[str, Any], context: EpochContext, place: Path
+    ) -> Manifest:
+        if not previous:
+            return self._initial(step, context, place)
         known = self._manifests.get(step.name)
-        if known is not None and known[0] == at.epoch - 1:
+        if known is not None and known[0] == context.epoch - 1:
             return known[1]
-        return Manifest.read(_manifest_path(self._query.folder, step.name, stood), stood["crc"])
+        return Manifest.read(
+            _manifest_path(self._query.folder, step.name, previous), previous["crc"]
+        )
 
-    def _initial(self, step: KeyedStep, at: At, place: Path) -> Manifest:
+    def _initial(self, step: KeyedStep, context: EpochContext, place: Path) -> Manifest:
         """The state before the step's first epoch."""
         if step.initial is None:
             return Manifest(-1, step.groups)
@@ -278,9 +289,9 @@ class Operators:
             self._folder(step),
             self._schema(step),
             step.groups,
-            prefix=f"{at.tag}-initial",
-            epoch=at.epoch - 1,
-            now=at.now,
+            prefix=f"{context.tag}-initial",
+            epoch=context.epoch - 1,
+            now=context.now,
             scratch=place / "initial",
         )
         return loaded.manifest
@@ -300,7 +311,7 @@ class Operators:
     def _folder(self, step: KeyedStep) -> Path:
         return self._query.folder / FOLDER / step.name
 
-    def _settled(self, rows: Any, folder: Path) -> Any:
+    def _stage_input(self, rows: Any, folder: Path) -> Any:
         """Rows with a random column, as they are now. In the middle of the action of a step Spark
         may compute some of them again, for a worker that was lost, when others that came out
         differently are in the state already."""
@@ -313,8 +324,8 @@ class Operators:
 
     # -------------------------------------------------------------- where rows belong
 
-    def _placed(
-        self, rows: Any, step: KeyedStep, stood: Mapping[str, Any], tasks: int, *, narrow: bool
+    def _partitioned(
+        self, rows: Any, step: KeyedStep, previous: Mapping[str, Any], tasks: int, *, narrow: bool
     ) -> Any:
         """The rows by task, each task's in the order of their places.
 
@@ -325,7 +336,7 @@ class Operators:
 
         if narrow:
             rows = rows.coalesce(1)
-        added = [] if step.delay is None else lateness(step, stood)
+        added = [] if step.delay is None else lateness(step, previous)
         kinds = columns(step.rows)
         small = ("byte", "short", "integer")  # so that they may become longs
         keys = (quoted(key) + "::long" * (kinds[key] in small) for key in step.by)
@@ -337,7 +348,7 @@ class Operators:
         placed = rows if narrow else rows.repartitionById(tasks, task)
         return placed.sortWithinPartitions(PLACE, *order)
 
-    def _read(self, reports: list[dict[str, Any]], step: KeyedStep) -> Any:
+    def _emitted(self, reports: list[dict[str, Any]], step: KeyedStep) -> Any:
         """What the step emitted, as a DataFrame."""
         from pyspark.sql.types import StructType
 
@@ -375,9 +386,9 @@ class Operators:
         """
         root = self._query.folder / FOLDER
         for folder in root.iterdir() if root.is_dir() else ():
-            stood = [d.keyed[folder.name] for d in retained if folder.name in d.keyed]
+            previous = [d.keyed[folder.name] for d in retained if folder.name in d.keyed]
             try:
-                needed = self._needed(folder, stood)
+                needed = self._needed(folder, previous)
             except Damaged as error:  # then who knows what is needed
                 _logger.warning("nothing is swept: %s", error.message)
                 continue
@@ -385,10 +396,10 @@ class Operators:
                 if path.name not in needed and self._is_ours(path.name, term):
                     path.unlink(missing_ok=True)
 
-    def _needed(self, folder: Path, stood: Sequence[Mapping[str, Any]]) -> set[str]:
-        needed = {str(one["manifest"]) for one in stood}
+    def _needed(self, folder: Path, previous: Sequence[Mapping[str, Any]]) -> set[str]:
+        needed = {str(one["manifest"]) for one in previous}
         known = {key: runs for key, runs in self._reachable.items() if key[0] != folder.name}
-        for one in stood:
+        for one in previous:
             key = (folder.name, str(one["manifest"]))
             if key in self._reachable:
                 known[key] = self._reachable[key]
@@ -406,7 +417,7 @@ class Operators:
         return found[1] != self._query.lineage[:8] or int(found[2]) <= term
 
 
-def _described(schema: StoreSchema, before: Mapping[str, str] | None) -> dict[str, str]:
+def _schema_entry(schema: StoreSchema, before: Mapping[str, str] | None) -> dict[str, str]:
     """Also of states that were dropped: old runs have them, so no other may have their name."""
     old = [] if before is None else list(arrow_schema(before["values"]))
     dropped = [field for field in old if field.name not in schema.values.names]

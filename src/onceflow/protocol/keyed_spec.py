@@ -33,7 +33,7 @@ _TOPIC, _PARTITION, _OFFSET = "_topic", "_partition", "_offset"
 
 
 @dataclass(frozen=True)
-class At:
+class EpochContext:
     """Which epoch it is."""
 
     epoch: int

@@ -13,8 +13,8 @@ from onceflow.protocol.keyed_spec import KeyedStep
 from onceflow.state.task import LATE, PART
 
 
-def lateness(step: KeyedStep, stood: Mapping[str, Any]) -> list[Any]:
-    """The columns PART and LATE. Is a row late? By what stood before it in its own partition, in
+def lateness(step: KeyedStep, previous: Mapping[str, Any]) -> list[Any]:
+    """The columns PART and LATE. Is a row late? By what previous before it in its own partition, in
     the order of offsets; so it does not matter how rows fall into epochs. Without offsets: by the
     watermark."""
     from pyspark.sql import Window
@@ -23,7 +23,7 @@ def lateness(step: KeyedStep, stood: Mapping[str, Any]) -> list[Any]:
     assert step.event_time is not None
     assert step.delay is not None
     at = F.unix_micros(F.col(quoted(step.event_time)).cast("timestamp"))
-    watermark = stood.get("watermark")
+    watermark = previous.get("watermark")
     floor = F.lit(watermark).cast("long")
     if not step.order:
         part = F.lit("")
@@ -37,7 +37,7 @@ def lateness(step: KeyedStep, stood: Mapping[str, Any]) -> list[Any]:
         between = ordered.rangeBetween if numbered else ordered.rowsBetween
         before = between(Window.unboundedPreceding, -1)
         seen = F.max(at).over(before)
-        known = {part: latest for part, (latest, _) in known_partitions(step, stood).items()}
+        known = {part: latest for part, (latest, _) in known_partitions(step, previous).items()}
         if known:
             pairs = [F.lit(x) for name, latest in known.items() for x in (name, latest)]
             seen = F.greatest(seen, F.try_element_at(F.create_map(*pairs), part))
@@ -48,11 +48,11 @@ def lateness(step: KeyedStep, stood: Mapping[str, Any]) -> list[Any]:
     return [part.alias(PART), F.coalesce(at < floor, F.lit(False)).alias(LATE)]
 
 
-def known_partitions(step: KeyedStep, stood: Mapping[str, Any]) -> Mapping[str, list[int]]:
+def known_partitions(step: KeyedStep, previous: Mapping[str, Any]) -> Mapping[str, list[int]]:
     """As `partitions_seen` left them; none if partitions are told by other columns now, which give
     them other names: the old ones would hold the watermark back for ever."""
-    same = stood.get("order", list(step.order)) == list(step.order)
-    found: Mapping[str, list[int]] = stood.get("seen", {}) if same else {}
+    same = previous.get("order", list(step.order)) == list(step.order)
+    found: Mapping[str, list[int]] = previous.get("seen", {}) if same else {}
     return found
 
 
@@ -95,15 +95,15 @@ def idle_at(step: KeyedStep, seen: Mapping[str, list[int]], now: int) -> int | N
     )
 
 
-def wake(step: KeyedStep, stood: Mapping[str, Any] | None) -> int | None:
+def wake(step: KeyedStep, previous: Mapping[str, Any] | None) -> int | None:
     """When there is something to do: at once, if an event timer is behind the watermark."""
-    if stood is None:  # it may begin with timers that are due
+    if previous is None:  # it may begin with timers that are due
         return 0 if step.initial is not None and step.clocks else None
-    times = [stood.get("idle_at")]
-    for timer, at in stood.get("next", {}).items():
+    times = [previous.get("idle_at")]
+    for timer, at in previous.get("next", {}).items():
         if step.clocks.get(timer) == "processing":
             times.append(at)
-        elif at is not None and stood["watermark"] is not None and at <= stood["watermark"]:
+        elif at is not None and previous["watermark"] is not None and at <= previous["watermark"]:
             times.append(0)
     return min((time for time in times if time is not None), default=None)
 

@@ -24,7 +24,7 @@ CHOICES = ("rewind", "skip", "replay")
 
 
 @dataclass(frozen=True)
-class Stood:
+class OutputOrigin:
     """Where the target of an output stood, and what becomes of its rows after the cut."""
 
     choice: str
@@ -43,7 +43,7 @@ class Origin:
     cut: int  # the epoch
     decision: str  # the nonce of its decision
     ended: str  # the lineage that the job was in
-    outputs: Mapping[str, Stood]  # those that had published; none for a fork
+    outputs: Mapping[str, OutputOrigin]  # those that had published; none for a fork
     again: int = -1  # an epoch that a fork runs again, to look at it
 
     @classmethod
@@ -51,7 +51,7 @@ class Origin:
         if log.begun is None:
             return None
         fields = dict(log.begun["origin"])
-        outputs = {name: Stood(**stood) for name, stood in fields.pop("outputs").items()}
+        outputs = {name: OutputOrigin(**stood) for name, stood in fields.pop("outputs").items()}
         return cls(**fields, outputs=outputs)
 
     def as_json(self) -> dict[str, Any]:
@@ -85,14 +85,14 @@ class Origin:
         ours = at.lineage == self.lineage and decision == stood.decision
         return ours or at.lineage == stood.lineage
 
-    def bring(
+    def move_ledger(
         self, sink: Sink, output: str, ledger: Ledger, *, term: int, schema: str, mode: str
     ) -> Ledger:
         """Move the ledger of an output into this lineage, if that is not done, and take back what
         is to be taken back: one atomic step of the target."""
         at, stood = ledger.position, self.outputs.get(output.rpartition("/")[2])
         if self.is_fork and at is None:
-            stood = Stood("replay", self.lineage, self.lineage, self.cut, self.decision)
+            stood = OutputOrigin("replay", self.lineage, self.lineage, self.cut, self.decision)
         elif at is None or stood is None or at.lineage == self.lineage:
             return ledger
         if stood.choice == "rewind":
@@ -116,7 +116,9 @@ class Origin:
         return Ledger(term, empty.position, empty.decision)
 
 
-def standing(log: EpochLog, lineage: str, output: str, ledger: Ledger) -> tuple[str, int, str]:
+def target_position(
+    log: EpochLog, lineage: str, output: str, ledger: Ledger
+) -> tuple[str, int, str]:
     """Where the target of an output stands, or will stand when what was decided last is published:
     lineage, epoch, and the nonce of its decision."""
     last, origin, at = log.last, Origin.of(log), ledger.position
@@ -129,7 +131,7 @@ def standing(log: EpochLog, lineage: str, output: str, ledger: Ledger) -> tuple[
     return lineage, last.epoch, last.nonce
 
 
-def refuse_other_rows(before: Decision, again: Decision, query: str) -> None:
+def refuse_changed_rows(before: Decision, again: Decision, query: str) -> None:
     """An epoch that is run again must have the rows that it had."""
     told = f"epoch {again.epoch} of {query} was run again, and its rows are not those that it had"
     hint = (

@@ -18,7 +18,7 @@ from onceflow.store.version import __version__
 
 
 @dataclass(frozen=True)
-class Declared:
+class QuerySpec:
     """A query as its author declared it."""
 
     df: Any

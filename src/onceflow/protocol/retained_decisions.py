@@ -17,7 +17,7 @@ from onceflow.store.posix import seal, unseal
 _FOLDER = "past"
 
 
-class Past:
+class RetainedDecisions:
     """What is kept of the past of one query. It goes when the last savepoint that needs it goes."""
 
     def __init__(self, query: Query) -> None:
@@ -72,4 +72,4 @@ def sweep_all(folder: JobFolder) -> None:
     """Of all lineages: a savepoint was deleted."""
     for lineage in folder.lineages():
         for query in folder.queries_of(lineage):
-            Past(query).sweep()
+            RetainedDecisions(query).sweep()

@@ -11,7 +11,7 @@ from onceflow.log.readers import hold_offsets
 from onceflow.protocol.home import Query, now
 
 
-class Standing:
+class SourcePositions:
     """The sources of one query, as far as the job knows them.
 
     `end` is always what a decision says: source -> offset.

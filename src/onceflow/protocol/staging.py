@@ -142,7 +142,7 @@ class Stager:
         staged, total = {}, [0, 0]
         for route, (name, sink) in enumerate(self._outputs.items()):
             root, files = roots[name], found[name]
-            self._learn(files)
+            self._note_row_size(files)
             total = [total[0] + sum(f.rows for f in files), total[1] + sum(f.bytes for f in files)]
             schema, scratch = self._schema_of(name), folder / f"{route}"
             read = partial(read_staged, spark, root, schema, partition_names(sink))
@@ -192,11 +192,11 @@ class Stager:
         with translate_disk_full(root):
             for folder, part in parts:
                 names = next((n for at, n in fewer.items() if folder.is_relative_to(at)), None)
-                self._make(folder, root)
+                self._make_folder(folder, root)
                 chosen = part if names is None else part.select(names)
                 pq.write_table(chosen, folder / f"part-{uuid.uuid4()}.parquet")
 
-    def _make(self, folder: Path, root: Path) -> None:
+    def _make_folder(self, folder: Path, root: Path) -> None:
         if "\0" in str(folder):
             raise BadRows(
                 f"a value of {folder.name.replace(chr(0), '?')!r} has a null character in it, and "
@@ -365,7 +365,7 @@ class Stager:
             hint=f"give every row one of {', '.join(map(repr, self.routes))}; null is none",
         )
 
-    def _learn(self, files: tuple[Committable, ...]) -> None:
+    def _note_row_size(self, files: tuple[Committable, ...]) -> None:
         rows = sum(file.rows for file in files)
         if rows >= 1000:
             self._bytes_per_row = sum(file.bytes for file in files) / rows

@@ -62,7 +62,7 @@ class Reports(Protocol):
         """What Spark says of an epoch, if it has finished it and still knows."""
 
 
-class Times:
+class StepTimes:
     """The times of one query, as its driver writes them."""
 
     def __init__(self, folder: Path, keep: int) -> None:

@@ -29,7 +29,7 @@ from onceflow.contract.quantities import milliseconds
 from onceflow.errors import DiskFull, JobError, SetupError
 from onceflow.jobs.handle import Handle, refuse_no_fork, start
 from onceflow.jobs.job import Job, import_root, load
-from onceflow.protocol.epoch import Again, Stopping
+from onceflow.protocol.epoch import ReplayedEpoch, Stopping
 from onceflow.protocol.home import JobFolder
 from onceflow.protocol.lease import Lease
 from onceflow.service.error_report import ErrorReport, describe_error
@@ -141,7 +141,7 @@ def _run(options: argparse.Namespace, tell: Tell, stop: Stop, life: _Life) -> No
          log=str(life.log))  # fmt: skip
     stop.listen()
 
-    def replaying(query: str, again: Again) -> None:
+    def replaying(query: str, again: ReplayedEpoch) -> None:
         tell("replaying", query=query, epoch=again.epoch, last=again.last)
         if stop.is_set():
             raise Stopping
@@ -196,9 +196,9 @@ def _tell_started(handle: Handle, tell: Tell) -> None:
             "outputs": {
                 output: {
                     "target": str(sink),
-                    "guarantee": started.epochs.declared.guarantee(output),
+                    "guarantee": started.epochs.spec.guarantee(output),
                 }
-                for output, sink in started.epochs.declared.outputs.items()
+                for output, sink in started.epochs.spec.outputs.items()
             },
         }
         for name, started in handle.started.items()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from onceflow.jobs.handle import Handle, Started
-    from onceflow.protocol.query_spec import Declared
+    from onceflow.protocol.query_spec import QuerySpec
 
 _WINDOW = 10.0  # seconds over which rates are taken, at least
 # Reports that Spark keeps for a query. All are read when one is new, so few is cheap; the meter
@@ -68,8 +68,8 @@ class _Meter:
         opened_at, last = started.epochs.opened_at, started.epochs.log.last
         self._seen = -1 if opened_at is None else opened_at
         self._epochs = self._rows_in = self._rows_out = self._late = 0
-        self._outputs = dict.fromkeys(started.epochs.declared.outputs, 0)
-        self._rejects = _rejects(name, started.epochs.declared)
+        self._outputs = dict.fromkeys(started.epochs.spec.outputs, 0)
+        self._rejects = _rejects(name, started.epochs.spec)
         self._newest = ("", -1)  # Spark's progress reports up to here are counted
         self._executed: Any = {}  # the newest report of an epoch that ran
         self._samples = deque([(clock(), 0, 0)])
@@ -162,7 +162,7 @@ class _Meter:
         return _seconds(self._executed["timestamp"]) if self._executed else 0.0
 
 
-def _rejects(query: str, declared: Declared) -> list[str]:
+def _rejects(query: str, declared: QuerySpec) -> list[str]:
     """Outputs of rows that could not be taken: `on_bad` of a query or of a source, or by name."""
     if query.endswith(".rejected"):
         return list(declared.outputs)

@@ -22,7 +22,7 @@ from onceflow.errors import CheckpointRefused, Fenced, JobError
 from onceflow.faults.points import reach
 from onceflow.protocol.home import JobFolder
 from onceflow.protocol.lease import Lease
-from onceflow.protocol.lineage import Origin, Stood
+from onceflow.protocol.lineage import Origin, OutputOrigin
 from onceflow.snapshots.cut import Cut
 from onceflow.snapshots.new_job import make_job, refuse_taken
 from onceflow.snapshots.restore import Answer, Output, answer, choice_for, output_of, stood
@@ -92,7 +92,7 @@ class Arrive:
         ids = {(q, o.name): f"{self._folder.name}/{q}/{o.name}" for q, o, _ in self._outputs()}
         seen = [o.sink.published(ids[q, o.name]).term for q, o, _ in self._outputs()]
         term, lineage = lease.next_term(max([0, *seen])), str(uuid.uuid4())
-        outputs: dict[str, dict[str, Stood]] = {}
+        outputs: dict[str, dict[str, OutputOrigin]] = {}
         for query, output, cut in self._outputs():
             whole, at, decision = ids[query, output.name], cut, ""
             if output.exact:
@@ -128,7 +128,7 @@ class Arrive:
         whole = f"{self._folder.name}/{query}/{output.name}"
         ledger = output.sink.published(whole)
         try:
-            origin.bring(
+            origin.move_ledger(
                 output.sink, whole, ledger, term=term, schema=decided.schema, mode=decided.mode
             )
         except Fenced as fenced:

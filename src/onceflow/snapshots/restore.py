@@ -33,8 +33,8 @@ from onceflow.log.sink import Log
 from onceflow.protocol.epoch_log import Decision
 from onceflow.protocol.home import JobFolder, Query, now
 from onceflow.protocol.lease import Lease
-from onceflow.protocol.lineage import CHOICES, Origin, Stood, refuse_foreign, standing
-from onceflow.protocol.retained_decisions import Past
+from onceflow.protocol.lineage import CHOICES, Origin, OutputOrigin, refuse_foreign, target_position
+from onceflow.protocol.retained_decisions import RetainedDecisions
 from onceflow.snapshots.cut import Cut, cut_of, place_files
 from onceflow.snapshots.log_readers import refuse_reader_past
 from onceflow.snapshots.published_history import History
@@ -145,7 +145,7 @@ class _Going:
 
     def stands(self, output: str) -> tuple[str, int, str]:
         ledger = self.ledgers.get(output, Ledger())
-        return standing(self.log, self.query.lineage, output, ledger)
+        return target_position(self.log, self.query.lineage, output, ledger)
 
     def replayed(self) -> list[Decision]:
         """The epochs that are to be run again for the outputs that skip."""
@@ -153,7 +153,7 @@ class _Going:
         at, end = max(ends, key=lambda end: end[1], default=("", self.epoch))
         found: dict[int, Decision] = {}
         for lineage, first, last in self.history.run_in(at, self.epoch + 1, end) if ends else ():
-            past = Past(self._folder.query(lineage, self.query.name)).after(self.epoch)
+            past = RetainedDecisions(self._folder.query(lineage, self.query.name)).after(self.epoch)
             kept = (*past, *self.history.log(lineage).decisions)
             found |= {d.epoch: d for d in kept if first <= d.epoch <= last}
         for epoch in range(self.epoch + 1, end + 1):  # it may have been about to run them itself
@@ -422,10 +422,10 @@ class Restore:
                 shutil.rmtree(self._folder.folder / "lineages" / name, ignore_errors=True)
 
 
-def stood(choice: str, known: str, stands: tuple[str, int, str], cut: int) -> Stood:
+def stood(choice: str, known: str, stands: tuple[str, int, str], cut: int) -> OutputOrigin:
     """Where nothing was published after the cut, nothing is to be taken back: any sink can."""
     _, epoch, _ = stands
-    return Stood(choice if epoch > cut else "skip", known, *stands)
+    return OutputOrigin(choice if epoch > cut else "skip", known, *stands)
 
 
 def begin(made: Query, cut: Cut, facts: dict[str, Any]) -> None:
@@ -433,7 +433,7 @@ def begin(made: Query, cut: Cut, facts: dict[str, Any]) -> None:
     the disk when this returns; files that never change are linked, all others are new."""
     place_files(cut, made.folder)
     for name, lines in cut.sources.items():
-        SourceLog(made.folder / "sources" / name).write_anew(lines)
+        SourceLog(made.folder / "sources" / name).rewrite(lines)
     Checkpoint(made.folder).set_query_id(made.spark_id)
     made.epoch_log().begin(facts, cut.decisions)
 

@@ -167,7 +167,7 @@ class Checkpoint:
     ) -> None:
         """Make the file sources' logs say what the decisions say, and nothing beyond.
 
-        `check`: as in `begin_anew`.
+        `check`: as in `clear`.
         """
         ours = {name for name, offset in end.items() if is_file_offset(offset)}
         for name in sorted({*names_in(self.root / "sources"), *ours} - (set(end) - ours)):
@@ -183,7 +183,7 @@ class Checkpoint:
 
     # .............................................................. state
 
-    def begin_anew(self, check: Callable[[], object]) -> None:
+    def clear(self, check: Callable[[], object]) -> None:
         """Nothing is decided. Spark refuses to begin beside anything, be it half a file.
 
         `check` raises if somebody leads after us. What was there before it is of drivers before

@@ -52,7 +52,7 @@ class SourceLog:
                 lines += self.entry(number)
         return lines
 
-    def write_anew(self, lines: list[str], interval: int = 10) -> None:
+    def rewrite(self, lines: list[str], interval: int = 10) -> None:
         """A log that says just this, where there was none."""
         wanted: dict[int, list[str]] = {}
         for line in lines:

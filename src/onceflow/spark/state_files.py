@@ -49,13 +49,13 @@ def files_of(store: Path, version: int, state_id: str) -> list[Path]:
         found += _with_checksum(changelog)
         if at[0] == 1:
             return found
-        before = lineage(changelog)
+        before = versions_before(changelog)
         if not before or before[-1][0] != at[0] - 1:
             raise _damaged(changelog)
         at = before[-1]
 
 
-def lineage(changelog: Path) -> list[tuple[int, str]]:
+def versions_before(changelog: Path) -> list[tuple[int, str]]:
     """Versions and ids before this changelog, oldest first, from the snapshot that was due."""
     try:
         with changelog.open("rb") as file:

@@ -25,7 +25,7 @@ from onceflow.contract.ledger import (
 )
 from onceflow.contract.schema import columns, leaf_types, refuse_difference
 from onceflow.contract.sink import Sink
-from onceflow.contract.unstorable import refuse_unfit, unfit_rows
+from onceflow.contract.unstorable import refuse_unstorable, unstorable_rows
 from onceflow.errors import (
     DiskFull,
     Fenced,
@@ -128,11 +128,11 @@ class Sqlite(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind):
     def stage(self, staged: Staged) -> tuple[Committable, ...]:
         """What SQLite would refuse is refused here, before it is decided."""
         batches = self._judged(staged.files, staged.schema)
-        refuse_unfit(str(self), batches, self._unfit, self.key)
+        refuse_unstorable(str(self), batches, self._unfit, self.key)
         return staged.files
 
     def unstorable(self, file: Committable, schema: str) -> dict[int, str]:
-        return unfit_rows(self._judged((file,), schema), self._unfit)
+        return unstorable_rows(self._judged((file,), schema), self._unfit)
 
     def _judged(self, files: Iterable[Committable], schema: str) -> Iterator[Any]:
         """The columns that may have something unfit in them, batch by batch."""

@@ -258,7 +258,7 @@ class NumberedLog:
             if view.position > newest and view.position not in names.entries:
                 view.restart(0, None)  # an older copy was put back under us
             if newest > view.position:
-                body = self.rolled_up(newest)
+                body = self.read_roll_up(newest)
                 if body is None:
                     continue  # pruned behind a newer one
                 view.restart(newest, body)
@@ -279,7 +279,7 @@ class NumberedLog:
     def entry(self, number: int) -> dict[str, Any] | None:
         return self._read(self.entry_name(number))
 
-    def rolled_up(self, number: int) -> dict[str, Any] | None:
+    def read_roll_up(self, number: int) -> dict[str, Any] | None:
         """The roll-up of that number; None if it was pruned behind a newer one."""
         return self._read(self.roll_up_name(number))
 
@@ -288,9 +288,9 @@ class NumberedLog:
         name = self.entry_name(number)
         if not self.store.put_if_absent(name, seal(self.kind, self.subject, entry)):
             return Put.LOST
-        return Put.COVERED if self.covered(number) else Put.WON
+        return Put.COVERED if self.is_covered(number) else Put.WON
 
-    def covered(self, number: int) -> bool:
+    def is_covered(self, number: int) -> bool:
         return self.newest_roll_up() >= number
 
     def newest_roll_up(self) -> int:

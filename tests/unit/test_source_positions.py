@@ -10,7 +10,7 @@ import pytest
 from onceflow.contract.source import Source
 from onceflow.errors import OnceflowError, OutOfRange, PlanChanged, ServerSilent
 from onceflow.protocol.home import JobFolder
-from onceflow.protocol.source_positions import Standing
+from onceflow.protocol.source_positions import SourcePositions
 
 FAILURE = OutOfRange("partitions are gone")
 EXACT = OutOfRange("offsets 5 to 6 are gone")
@@ -50,8 +50,8 @@ def test_what_is_missing_is_final_and_what_is_not_is_tried_again(
     end: dict[str, Any],
     reason: OnceflowError | None,
 ) -> None:
-    standing = Standing(sources, JobFolder(tmp_path, "shop").query("lineage", "out"))
-    found = standing.which_are_gone(end, FAILURE)
+    positions = SourcePositions(sources, JobFolder(tmp_path, "shop").query("lineage", "out"))
+    found = positions.which_are_gone(end, FAILURE)
     if reason is not None:
         assert found is reason
     else:
