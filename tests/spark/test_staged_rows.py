@@ -20,8 +20,8 @@ from story import Story
 
 import onceflow
 from onceflow import Flow, faults
+from onceflow.contract.abilities import Staged
 from onceflow.contract.ledger import Committable
-from onceflow.contract.sink import Staged
 from onceflow.errors import StagingDiffers
 from onceflow.harness.cluster import can_hide, cluster
 from onceflow.protocol.home import JobFolder
