@@ -13,23 +13,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import click
-
-DOCS = Path(__file__).parents[2] / "docs" / "commands.md"
 ONCEFLOW = [sys.executable, "-c", "from onceflow.cli import main; main()"]
 SECONDS = 120  # until a condition must hold; a start of Spark takes long on a busy machine
 Event = dict[str, Any]
-
-
-def check_described(command: click.Command, section: str) -> None:
-    """Help, --json, and every option in its section of the reference."""
-    assert section, f"{DOCS} has no section on {command.name}"
-    assert command.help
-    for option in command.params:
-        if isinstance(option, click.Option):
-            assert option.help, f"{option.opts} has no help"
-            assert f"`{option.opts[0]}" in section, f"{option.opts[0]} is not described"
-    assert any("--json" in option.opts for option in command.params)
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -23,9 +23,7 @@ from typing import Any
 import click
 import pytest
 from commands import (
-    DOCS,
     SECONDS,
-    check_described,
     environment,
     jvm_of,
     onceflow,
@@ -64,25 +62,6 @@ def commands() -> list[click.Command]:
     found = [cli.get_command(context, name) for name in cli.list_commands(context)]
     # the commands of a group are looked at in tests/unit/test_cli_log.py
     return [c for c in found if c is not None and not isinstance(c, click.Group)]
-
-
-@pytest.mark.parametrize("command", commands(), ids=lambda command: command.name)
-def test_every_command_and_option_has_help_and_is_in_the_reference(command: click.Command) -> None:
-    reference = DOCS.read_text()
-    section = reference.partition(f"\n## `onceflow {command.name}")[2].partition("\n## ")[0]
-    check_described(command, section)
-
-
-def test_every_exit_code_is_in_the_reference() -> None:
-    codes = {int(code) for code in re.findall(r"exit_code = (\d+)", _errors())}
-    table = DOCS.read_text().partition("## Exit codes")[2]
-    assert codes - {int(code) for code in re.findall(r"^\| (\d+) ", table, re.MULTILINE)} == set()
-
-
-def _errors() -> str:
-    import onceflow.errors
-
-    return Path(onceflow.errors.__file__).read_text()
 
 
 @pytest.mark.parametrize("arguments", [[], *([c.name] for c in commands())], ids=str)

@@ -356,7 +356,7 @@ def test_a_plan_and_a_refusal_change_nothing(world: World) -> None:
     assert "10 rows become its state" in world.ask(
         "state", "import", "shop", "--step", "spend", "--from", out, "--plan"
     )
-    with pytest.raises(JobError, match="nobody can be asked whether to replace the state of spend"):
+    with pytest.raises(JobError, match="replacing the state of spend needs a yes"):
         world.take(out)
     table = pq.read_table(out)
     wrong: dict[str, tuple[pa.Table, type[OnceflowError], str]] = {

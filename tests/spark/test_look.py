@@ -9,11 +9,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from at_rest import wait_for_state_at_rest
 from click.testing import CliRunner
-from commands import DOCS, check_described, onceflow
+from commands import onceflow
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 from story import BEGIN, FILES, ROWS, WINDOW, Story, key_of
@@ -71,24 +70,6 @@ def watermark(story: Story, epoch: int) -> str:
     (told,) = json.loads(ask(story, "epoch", "show", "story", epoch - 1, "--json"))
     return (BEGIN + timedelta(milliseconds=told["watermark_ms"] - 1000 * BEGIN.timestamp())
             ).isoformat()  # fmt: skip
-
-
-def commands() -> list[tuple[str, click.Command]]:
-    context = click.Context(cli)
-    groups = [cli.get_command(context, name) for name in ("epoch", "state")]
-    return [
-        (f"{group.name} {name}", command)
-        for group in groups
-        if isinstance(group, click.Group)
-        for name, command in group.commands.items()
-    ]
-
-
-@pytest.mark.parametrize(("name", "command"), commands(), ids=str)
-def test_every_command_and_option_is_in_the_reference(name: str, command: click.Command) -> None:
-    section = DOCS.read_text().partition(f"# `onceflow {name} ")[2].partition("\n## ")[0]
-    section = section.partition("\n### ")[0]
-    check_described(command, section)
 
 
 # ---------------------------------------------------------------- state

@@ -67,7 +67,7 @@ def test_lines_for_a_log(capsys: pytest.CaptureFixture[str]) -> None:
     assert "invalid: 1 fault struck (1 kill) in 9 s, 1 violation" in said
     assert "lost: result/result: 3 rows" in said
     assert "allowed by its guarantee: duplicated: result/audit: 2 rows" in said
-    assert "again: onceflow verify --seed 7" in said
+    assert "to repeat it: onceflow verify --seed 7" in said
     assert json.dumps(STORY), "events are JSON"
 
 

@@ -829,13 +829,6 @@ def test_what_is_wrong_is_said(run: Run, saved: Saved, savepoints: Savepoints) -
     assert "tuesday" in out
 
 
-def test_every_command_has_help_and_is_in_the_reference() -> None:
-    reference = (DOCS / "commands.md").read_text()
-    section = reference.partition("\n## `onceflow savepoint")[2].partition("\n## ")[0]
-    for name, command in savepoint_group.commands.items():
-        assert command.help
-        assert f"`savepoint {name} JOB" in section
+def test_operations_shows_every_command() -> None:
+    for name in savepoint_group.commands:
         assert f"$ onceflow savepoint {name} orders" in (DOCS / "operations.md").read_text()
-        assert any("--json" in option.opts for option in command.params)
-        for option in command.params:
-            assert f"`{option.opts[0]}" in section or option.param_type_name == "argument"

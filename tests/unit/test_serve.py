@@ -14,18 +14,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner
 from visited import TOKEN
 
 from onceflow.cli import cli
-from onceflow.cli.serve import command
 from onceflow.errors import SetupError
 from onceflow.page.server import DEFAULT_PORT, Page
 
 ONCEFLOW = [sys.executable, "-c", "from onceflow.cli import main; main()"]
-DOCS = Path(__file__).parents[2] / "docs" / "commands.md"
 
 
 class Served:
@@ -178,14 +175,3 @@ def test_run_with_page_keeps_its_exit_code(tmp_path: Path) -> None:
 def test_a_token_without_a_page_is_refused() -> None:
     refused = CliRunner().invoke(cli, ["run", "job.py", "--token-file", "x"])
     assert "--token-file is for the page" in str(refused.exception)
-
-
-def test_serve_is_described() -> None:
-    text = DOCS.read_text()
-    section = text.partition("## `onceflow serve`")[2].partition("\n## ")[0]
-    for option in command.params:
-        assert isinstance(option, click.Option)
-        assert option.help
-        assert f"`{option.opts[0]}" in section, option.opts[0]
-    assert "[`serve`](#onceflow-serve)" in text
-    assert "`--page`" in text.partition("## `onceflow run")[2].partition("\n## ")[0]

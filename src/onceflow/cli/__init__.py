@@ -1,19 +1,7 @@
-"""The command line: thin over the library, every command with `--json` and exit codes.
+"""The command line: thin over the library, a module for each command.
 
-| code | meaning |
-|---|---|
-| 0 | done, or stopped at an epoch's end |
-| 1 | failed: code of the job raised, the demo's result is not the truth, the verdict is invalid |
-| 2 | the command, the job or the session is wrong |
-| 3 | the verdict is unknown |
-| 4 | Java, Spark or the machine is not what is needed |
-| 5 | another driver leads the job |
-| 6 | fenced by another driver |
-| 7 | a file of onceflow's, or the checkpoint, is damaged or not the right one |
-| 8 | a target cannot take the output |
-| 9 | rows that cannot be parsed or taken |
-| 75 | trying again later can help (a full disk, a locked database) |
-| 128 + n | the driver was ended by signal n, and starting it again did not help |
+Lives here: options, help, what commands print, exit codes. May not live here: what a program
+without a terminal would need too. Start reading in `status.py`, then `display.py`.
 """
 
 from __future__ import annotations
@@ -28,24 +16,41 @@ import click
 from onceflow.errors import JobError, OnceflowError, SetupError
 from onceflow.store.version import __version__
 
+EXIT_CODES = {
+    "0": "done, or stopped at the end of an epoch",
+    "1": "code of the job raised; demo: the outputs are wrong; verify: invalid",
+    "2": "the command, the job or the Spark session is wrong",
+    "3": "verify: unknown, because a check could not be made",
+    "4": "Java, Spark or the machine is not what the job needs",
+    "5": "another driver leads the job",
+    "6": "a newer driver has replaced this one",
+    "7": "a file of onceflow or Spark's checkpoint is damaged, or is not the right one",
+    "8": "a target cannot take the output",
+    "9": "rows cannot be read or taken",
+    "75": "trying again later can help: a full disk, a locked database, a job still stopping",
+    "130": "interrupted before the command began",
+    "128 + N": "ended by signal N (137: killed; 141: nobody reads the output any longer)",
+}
+
+# Each command and the first sentence of its help, which is not imported for a list of them.
 _COMMANDS = {
-    "run": "Run a job, with progress; exactly once, whatever happens.",
-    "demo": "A job that is killed in the middle, and the truth beside its result.",
-    "verify": "Break a job in every way we know, and count.",
-    "status": "Where each query of a job stands.",
-    "ledger": "What each target itself says is published.",
-    "stop": "Stop a job at an epoch's end, from another terminal or machine.",
-    "savepoint": "Name the state of a job: create, list, show, verify, delete.",
-    "restore": "Go on from a savepoint, in a new lineage.",
-    "rollback": "Go back to a retained epoch.",
-    "fork": "A second job from the same cut, with outputs of its own.",
-    "lineages": "The tree of a job's lineages: where each comes from, and why.",
-    "epoch": "One epoch in detail: what went in, what came out, and the decision.",
-    "state": "The state of a job, of any retained epoch: list, show, export, import.",
-    "kafka": "What a job left open in a Kafka broker.",
-    "log": "The embedded log: create, append, tail, info, trim.",
-    "serve": "The page: what the jobs of a home do, live; an API and metrics.",
-    "doctor": "Java, Spark, disk, clock, leftovers: what is wrong and what mends it.",
+    "run": "Run a job, and start it again when it fails and a retry can help.",
+    "demo": "Run the example application, kill a job of it, and check every output.",
+    "verify": "Run a job while faults strike, and compare its outputs with the expected result.",
+    "status": "Show where each query of a job stands.",
+    "ledger": "Show what each target says is published.",
+    "stop": "Stop a running job at the end of its epoch, and wait for that.",
+    "savepoint": "Create, list, show, verify and delete savepoints.",
+    "restore": "Continue a job from a savepoint, in a new lineage.",
+    "rollback": "Continue a job from a retained epoch, in a new lineage.",
+    "fork": "Make a second job that starts with the state of a job and has its own outputs.",
+    "lineages": "Show the lineages of a job as a tree.",
+    "epoch": "Show what one epoch read and wrote.",
+    "state": "List, show, export and import the state of a job.",
+    "kafka": "Show and end the transactions that a job left open in Kafka.",
+    "log": "Create, fill, read and trim logs, which need no server.",
+    "serve": "Serve the page of a home, its API and its metrics.",
+    "doctor": "Check Java, Spark, disks and clocks, and say how to fix what is wrong.",
 }
 
 _MODULES = {"rollback": "restore"}  # command -> where it is, if not in a module of its name
@@ -68,16 +73,24 @@ class _Lazy(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Exit codes"):
+            formatter.write_dl(list(EXIT_CODES.items()))
+
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="onceflow")
+@click.version_option(__version__, prog_name="onceflow", help="Show the version.")
 def cli() -> None:
-    """Exactly-once stream processing for Python, on Spark: not less, not more."""
+    """Exactly-once stream processing for Python on Spark.
+
+    With --json a command writes JSON to standard output and nothing else. An error is two lines on
+    standard error, or with --json one object: what is wrong, and how to fix it.
+    """
 
 
 def main() -> None:
-    """Entry point: errors become a message and an exit code, as JSON if that was asked for."""
-    if sys.argv[1:3] == ["savepoint", "create"]:  # reads gigabytes beside a job that goes on
+    """Entry point: an error becomes a message and an exit code, as JSON if that was asked for."""
+    if sys.argv[1:3] == ["savepoint", "create"]:  # reads gigabytes beside a job that runs
         os.nice(19)
     try:
         cli(standalone_mode=False)
@@ -93,7 +106,7 @@ def main() -> None:
     except OnceflowError as error:
         _fail(error)
     except OSError as error:
-        _fail(SetupError(str(error), hint="look at the path and at who may read and write it"))
+        _fail(SetupError(str(error), hint="check the path and who may read and write it"))
 
 
 def _wants_json() -> bool:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 _MOST_DIFFERENCES = 20
 _DOING = {
-    "starting": "three jobs start",
+    "starting": "starting three jobs",
     "running": "running",
-    "draining": "the last rows go through",
+    "draining": "processing the last rows",
     "stopping": "stopping at the end of the epoch",
 }
 _BLANK = " " * 9
@@ -39,57 +39,71 @@ _LOOK_IN_PYTHON = "import sqlite3; print(*sqlite3.connect('serving.db').execute(
     metavar="DIR",
     default="onceflow-demo",
     show_default=True,
-    help="Where it plays. An earlier demo there is replaced; a folder of anything else is refused.",
+    help="The folder to run in. An earlier demo there is replaced; any other folder is refused.",
 )
-@click.option("--seed", default=1, show_default=True, help="The same seed gives the same stream.")
+@click.option(
+    "--seed", metavar="N", default=1, show_default=True, help="The same seed gives the same events."
+)
 @click.option(
     "--rate",
+    metavar="N",
     type=click.IntRange(60, 100_000),
     default=2_000,
     show_default=True,
-    help="How many events a second happen; some arrive more than once.",
+    help="Events a second; some arrive more than once.",
 )
 @click.option(
     "--seconds",
+    metavar="N",
     type=click.FloatRange(min=1),
     default=30.0,
     show_default=True,
-    help="How long it goes on when all jobs have started, or longer if a kill is still to come.",
+    help="How long events come once all jobs have started; longer if a kill is still to come.",
 )
 @click.option(
     "--kills",
+    metavar="N",
     type=click.IntRange(0, 10),
     default=1,
     show_default=True,
-    help="How often a job is killed: aggregation, attribution, load, and so on.",
+    help="How many times a job is killed: aggregation, attribution, load, and so on.",
 )
 @click.option(
-    "--chaos", is_flag=True, help="Kill something every few seconds: jobs, parts of them, services."
+    "--chaos", is_flag=True, help="Kill a job, a part of one or a service every few seconds."
 )
-@click.option("--keep", is_flag=True, help="Go on until Ctrl-C; then it is judged.")
+@click.option("--keep", is_flag=True, help="Continue until Ctrl-C, then check the outputs.")
 @click.option(
-    "--kafka", is_flag=True, help="With a Kafka broker and a PostgreSQL, which it starts and ends."
+    "--kafka",
+    is_flag=True,
+    help="Use a Kafka broker and a PostgreSQL server, which are started and ended.",
 )
 @click.option(
     "--port",
+    metavar="N",
     type=click.IntRange(0, 65535),
     show_default="8765, or another that is free",
-    help="Of the page, on this machine's loopback address.",
+    help="The port of the page, on 127.0.0.1.",
 )
-@click.option("--no-page", is_flag=True, help="Without the page.")
+@click.option("--no-page", is_flag=True, help="Do not serve the page.")
 @json_option
 def command(  # noqa: PLR0917 - one parameter for each option
     folder: str, seed: int, rate: int, seconds: float, kills: int, chaos: bool, keep: bool,
     kafka: bool, port: int | None, no_page: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Run the reference application, kill a job of it in the middle, and see what it counted.
+    """Run the example application, kill a job of it, and check every output.
 
     Ad impressions, clicks and orders of two regions, with duplicates, late events and broken
-    lines, go through three jobs and a budget service while a page shows them. All processes of a
-    job are killed (kill -9), and the same command is given again. Then the truth stands beside
-    what every output holds.
+    lines, go through three jobs and a budget service while a page shows them. In the middle of an
+    epoch all processes of a job get kill -9; then the same command starts it again. At the end
+    every output is compared with the result that is expected from the events alone. The folder
+    stays. docs/ads.md describes the application.
 
-    Exit code 0: lost 0, duplicated 0. 1: anything else. The folder stays, to look around in.
+    With --json: one event a line (docs/events.md). Exit codes: 0 nothing is lost or duplicated; 1
+    an output is wrong.
+
+    \b
+    onceflow demo
+    onceflow demo --kafka --chaos --seconds 120
     """
     from onceflow.demo.play import Play, Script
 
@@ -112,7 +126,7 @@ def command(  # noqa: PLR0917 - one parameter for each option
 
 @contextlib.contextmanager
 def _ctrl_c_judges(play: Play) -> Iterator[None]:
-    """The first Ctrl-C ends the feeding, the second ends all."""
+    """The first Ctrl-C ends the stream of events, the second ends everything."""
 
     def finish(*_: object) -> None:
         signal.signal(signal.SIGINT, before)
@@ -126,7 +140,7 @@ def _ctrl_c_judges(play: Play) -> Iterator[None]:
 
 
 def next_commands(folder: Path, *, kafka: bool = False) -> list[dict[str, str]]:
-    """What to try in the folder of a demo, each command with what it shows."""
+    """What to try in the folder of a demo: each command with what it shows."""
     first = [f"cd {shlex.quote(str(folder))}"]
     if shutil.which("onceflow") is None:
         first.append(f"source {shlex.quote(sys.prefix)}/bin/activate")
@@ -137,16 +151,16 @@ def next_commands(folder: Path, *, kafka: bool = False) -> list[dict[str, str]]:
         look = ["python", "-c", _LOOK_IN_PYTHON.format(_LOOK)]
     found = {
         **dict.fromkeys(first, ""),
-        "onceflow serve --home home": "the page again",
+        "onceflow serve --home home": "the page",
         "onceflow status --home home": "where each query stands",
     }
     if not kafka:  # else the servers are gone, and what they held
         found |= {
-            "onceflow ledger load --home home": "what each target itself says is published",
-            "onceflow log tail counts/eu": "the counts that came last",
-            shlex.join(look): "the clicks, as anybody reads them",
-            "python -m ads check": "every output beside the truth, once more",
-            "onceflow run ads/load.py --home home": "goes on where it stood; kill it as you like",
+            "onceflow ledger load --home home": "what each target says is published",
+            "onceflow log tail counts/eu": "the newest counts",
+            shlex.join(look): "the clicks in the serving table",
+            "python -m ads check": "compare every output again",
+            "onceflow run ads/load.py --home home": "resume a job; kill it whenever you like",
         }
     return [{"command": command, "shows": shows} for command, shows in found.items()]
 
@@ -173,15 +187,15 @@ class DemoReport(Report):
                 return [f"{_stamp(event)}  {event['part']}: {driver}"]
             case "playing":
                 look = f": look at {event['url']}" if event["url"] else ""
-                return [f"{_stamp(event)}  all work{look}"]
+                return [f"{_stamp(event)}  all jobs work{look}"]
             case "restarting":
-                said = f"{event['part']}: {event['message']}; it is started again"
+                said = f"{event['part']}: {event['message']}; starting it again"
                 return [f"{_stamp(event)}  {said}"]
             case "killed":
                 return _killed(event)
             case "draining":
                 fed = number(event["rows"], "rows")
-                return [f"{_stamp(event)}  {fed} are fed; the last ones close what is open"]
+                return [f"{_stamp(event)}  fed {fed}; the last ones close every open window"]
             case "stopped":
                 return [f"{_stamp(event)}  all have stopped; comparing with the expected result"]
             case "verdict":
@@ -263,7 +277,7 @@ def _verdict(event: Event) -> list[str]:
     lost = f"lost {event['lost']:,}, duplicated {event['duplicated']:,}"
     if event["exact"]:
         says = paint(lost, "ok")
-        return [*lines, f"{says}: {event['compared']:,} numbers compared, all are exact"]
+        return [*lines, f"{says}: {event['compared']:,} numbers compared, all are equal"]
     wrong = f"{event['differing']:,} of {event['compared']:,} numbers differ"
     lines.append(f"{paint(lost, 'wrong')}: {wrong}")
     lines += [f"  {difference['says']}" for difference in event["differences"][:_MOST_DIFFERENCES]]

@@ -90,8 +90,8 @@ def table(head: list[str], rows: list[list[str]], *, numbers: bool = False) -> s
     )
 
 
-def indented(text: str, title: str) -> str:
-    """A title and below it the text, two columns to the right."""
+def indented(title: str, text: str) -> str:
+    """A title, and below it the text, two columns to the right."""
     return f"{title}\n{text}".replace("\n", "\n  ")
 
 

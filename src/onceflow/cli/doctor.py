@@ -47,9 +47,16 @@ class Finding:
 @home_option
 @json_option
 def command(home: str, as_json: bool) -> None:
-    """Look at Java, Spark, Maven, jars, disk, clocks and leftovers; say what mends each.
+    """Check Java, Spark, disks and clocks, and say how to fix what is wrong.
 
-    Exit code 0: nothing is wrong (warnings may be there). 4: something is.
+    It also checks Python, jars, Maven, the Kafka connector, folders that killed JVMs left, and
+    each job of the home.
+
+    With --json: a list with an object for each check: what, state (ok, warning or wrong), says,
+    fix. Exit codes: 0 nothing is wrong, though there may be warnings; 4 something is.
+
+    \b
+    onceflow doctor
     """
     found = list(examine(home))
     show([asdict(f) for f in found], as_json=as_json, text=lambda _: _text(found))
@@ -146,7 +153,9 @@ def _maven() -> Finding:
         return Finding("maven", "warning", "missing; only Kafka's jars need it", fix)
     says = _say([maven, "-v"])
     if not says.startswith("Apache Maven"):
-        return Finding("maven", "warning", f"{maven} does not run: {says}", f"mend Java, or {fix}")
+        return Finding(
+            "maven", "warning", f"{maven} does not run: {says}", f"repair Java, or {fix}"
+        )
     return Finding("maven", "ok", says)
 
 
@@ -189,7 +198,7 @@ def _disk(what: str, folder: str) -> Finding:
     free = shutil.disk_usage(path).free
     says = f"{free / 1e9:,.1f} GB free at {path}"
     if free < _LITTLE_SPACE:
-        fix = "make space: a full disk stops the job (and loses nothing)"
+        fix = "free some space: a full disk stops the job, and loses nothing"
         return Finding(what, "warning", says, fix)
     return Finding(what, "ok", says)
 

@@ -25,24 +25,26 @@ _SAME = {"same": True}
 
 @click.group("epoch")
 def command() -> None:
-    """One epoch of a job in detail."""
+    """Show what one epoch read and wrote."""
 
 
 @command.command("show")
 @click.argument("job")
 @click.argument("epoch", type=click.IntRange(min=0))
-@click.option("--query", metavar="NAME", help="Only this query; else each that has the epoch.")
+@click.option(
+    "--query", metavar="NAME", help="Only this query; by default each that has the epoch."
+)
 @click.option(
     "--lineage",
     metavar="ID",
-    help="The lineage that decided it, by the first characters of its id; else the current one, "
-    "or the one that it came from.",
+    help="The lineage that decided it, by the first characters of its id; by default the current "
+    "one, or the one that it continues.",
 )
 @click.option(
     "--rerun",
     metavar="JOB.py[:name]",
-    help="Run the epoch again with this code, on a fork that nobody sees, and compare its rows "
-    "with what they were. Starts Spark. Exit code 9: they are not the same.",
+    help="Run the epoch again with this code, on a fork that is removed afterwards, and compare "
+    "the rows. Starts Spark.",
 )
 @home_option
 @json_option
@@ -50,10 +52,20 @@ def show_(
     job: str, epoch: int, *, query: str | None, lineage: str | None, rerun: str | None, home: str,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """What went into an epoch and what came out, its state and watermark, the decision, and how
-    long each step took. Of any retained epoch, also while the job runs.
+    """Show what an epoch read and wrote, its state, its decision, and the time of each step.
 
-    Times and rows in are not known of epochs that a crash interrupted.
+    Of any retained epoch, while the job runs or not. If an epoch was slow, compare "stage" (the
+    work of Spark) with "publish" (the targets). If --rerun finds other rows, the query is not
+    deterministic (the columns that differ are listed), or code or input have changed.
+
+    With --json: a list with an object for each query: query, epoch, lineage, decided, term, nonce,
+    input, rows_in, outputs, state, state_rows, keyed, watermark_ms, ms (time of each step),
+    spark_ms, and rerun with --rerun. Rows in, rows of state and times are null if the driver was
+    killed before it wrote them down. Exit codes: 0; 9 the rows of --rerun are not the same.
+
+    \b
+    onceflow epoch show word-count 21
+    onceflow epoch show word-count 21 --rerun word_count.py
     """
     folder = chosen(home, job)[0]
     found = look(folder, epoch, query=query, lineage=lineage and find(folder, lineage))
@@ -144,8 +156,8 @@ def _text(told: dict[str, Any]) -> str:
 def _again(told: dict[str, Any]) -> str:
     rows, by = told["rows"], f"compared by {told['compared_by']}"
     if told["same"]:
-        return f"run again: the same {number(rows['now'], 'rows')}, {by}"
-    text = f"run again: NOT the same, {by}: {rows['then']:,} rows then, {rows['now']:,} now"
+        return f"ran it again: the same {number(rows['now'], 'rows')}, {by}"
+    text = f"ran it again: NOT the same, {by}: {rows['then']:,} rows then, {rows['now']:,} now"
     if told["columns"]:
         return f"{text}\n  run twice more, these columns differ: {', '.join(told['columns'])}"
     if told["columns"] is None:

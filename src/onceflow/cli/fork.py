@@ -22,34 +22,40 @@ _TRIES = 5
 
 @click.command("fork")
 @click.argument("job")
-@click.option("--as", "name", metavar="NEW", required=True, help="What to call the fork.")
+@click.option("--as", "name", metavar="NEW", required=True, help="The name of the fork.")
 @click.option(
     "--from",
     "savepoint",
     metavar="SAVEPOINT",
-    help="The savepoint that it begins with; else where the job stands now.",
+    help="The savepoint that it starts from, by name or path; by default where the job stands.",
 )
 @click.option(
     "--outputs",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Where outputs go that are files: DIR/QUERY/OUTPUT.",
+    help="The folder of outputs that are files: DIR/QUERY/OUTPUT.",
 )
 @click.option(
     "--output",
     "named",
     metavar="QUERY/OUTPUT=NAME",
     multiple=True,
-    help="The path, table or topic of one output. Needed for those in servers.",
+    help="The path, table or topic of one output; needed for those in servers.",
 )
 @plan_option
 @home_option
 @json_option
 def command(job: str, *, name: str, home: str, **options: Any) -> None:
-    """A second job from the same cut, with outputs of its own: to try new code on real state, or
-    to look closely. The first job may run; neither it nor its targets are touched.
+    """Make a second job that starts with the state of a job and has its own outputs.
 
-    Run it with: onceflow run JOB.py --as NEW
+    Use it to try new code on real state. The first job may run; neither it nor its targets are
+    touched. Run the fork with onceflow run JOB.py --as NEW.
+
+    With --json: one object with job, of, lineage (null with --plan), and outputs: query, output,
+    of and to of each.
+
+    \b
+    onceflow fork shop --as whatif --outputs out/whatif
     """
     parent = JobFolder(home, job) if options["savepoint"] else chosen(home, job)[0]
     named = dict(_pair(text) for text in options["named"])

@@ -17,20 +17,28 @@ from onceflow.service.units import number
 
 @click.group("kafka")
 def command() -> None:
-    """Kafka: what a job left open in a broker."""
+    """Show and end the transactions that a job left open in Kafka."""
 
 
 @command.command("transactions")
 @click.argument("job")
-@click.option("--abort", is_flag=True, help="End what the job left open. Not while it runs.")
+@click.option("--abort", is_flag=True, help="End what the job left open. Refused while it runs.")
 @home_option
 @json_option
 def transactions(job: str, abort: bool, home: str, as_json: bool) -> None:
-    """The transactional ids of a job's Kafka outputs, and what is open in their topics.
+    """Show the transactional ids of the Kafka outputs of a job, and what is open in their topics.
 
-    A transaction that nobody ends holds back consumers that read committed until the broker ends it
-    by its timeout. The next start of the job ends what it left; `--abort` does it without a start.
-    What is still open then is somebody else's.
+    An open transaction holds back consumers that read committed rows until the broker ends it
+    after its timeout. The next start of the job ends what the job left open; --abort does so
+    without a start. What is open after that belongs to another program.
+
+    With --json: a list with an object for each Kafka output: query, output, topic, ledger, ids,
+    aborted, and open: topic, partition, stable (where readers stop) and end of each. Exit codes:
+    0; 5 a driver leads the job (with --abort).
+
+    \b
+    onceflow kafka transactions orders
+    onceflow kafka transactions orders --abort
     """
     folder = chosen(home, job)[0]
     if abort:

@@ -16,7 +16,17 @@ from onceflow.service.ledger_view import ledger
 @home_option
 @json_option
 def command(job: str, home: str, as_json: bool) -> None:
-    """What each target itself says is published, beside what the epoch log decided."""
+    """Show what each target says is published.
+
+    Beside it stands what the epoch log has decided. "behind": the next start publishes the rest.
+    "ahead of the epoch log": the home was set back, or is a copy.
+
+    With --json: a list with an object for each output: query, output, decided and published
+    (epochs, or null), term, lineage, guarantee, target, says.
+
+    \b
+    onceflow ledger word-count
+    """
     show(ledger(chosen(home, job)[0]), as_json=as_json, text=_text)
 
 

@@ -19,9 +19,18 @@ Told = dict[str, Any]
 @home_option
 @json_option
 def command(job: str, home: str, as_json: bool) -> None:
-    """The lineages of a job as a tree: each restore, rollback or fork opens one, which goes on from
-    a cut of its parent. Shows why, by whom and when, the epochs that were decided in it, and the
-    savepoints that were taken in it.
+    """Show the lineages of a job as a tree.
+
+    Each restore, rollback or fork opens one, which continues from a cut of its parent. For each:
+    why, when and by whom it was opened, its code, the epochs that were decided in it, and its
+    savepoints.
+
+    With --json: a list with an object for each lineage, from the first to the current one:
+    lineage, parent, from (query to epoch), reason, at, who, code, spark, queries (first and last
+    epoch of each, or null), ended, current, savepoints.
+
+    \b
+    onceflow lineages word-count
     """
     show(lineages(chosen(home, job)[0]), as_json=as_json, text=lambda found: _text(job, found))
 

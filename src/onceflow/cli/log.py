@@ -1,4 +1,4 @@
-"""`onceflow log`: create, info and trim. `rows` has append and tail."""
+"""`onceflow log`: create, info and trim. `log_input` has append and tail."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ from onceflow.service.units import age, number
 
 @click.group("log")
 def command() -> None:
-    """The embedded log: a folder that is a durable, partitioned log, without a server.
+    """Create, fill, read and trim logs, which need no server.
+
+    A log is a folder: durable, partitioned, with offsets that never change. Any number of these
+    commands and of jobs may work on one log at once; readers see whole commits only. docs/log.md
+    describes formats and types.
 
     \b
     onceflow log create events --partitions 4
@@ -52,16 +56,18 @@ command.add_command(tail)
     type=int,
     default=1,
     show_default=True,
-    help="How many partitions, 1 to 1024.",
+    help="The number of partitions, 1 to 1024.",
 )
 @click.option(
     "--key",
     metavar="COLUMN",
     multiple=True,
-    help="Rows with the same key are in one partition. May be given more than once.",
+    help="Rows with the same key are in one partition, in their order; may be given several times.",
 )
-@click.option("--retain", metavar="TIME", help='Older rows go by themselves, such as "7 days".')
-@click.option("--retain-bytes", metavar="SIZE", help='Only about so much is kept, such as "10 GB".')
+@click.option("--retain", metavar="TIME", help='Remove older rows, such as "7 days".')
+@click.option(
+    "--retain-bytes", metavar="SIZE", help='Remove old rows above this size, such as "10 GB".'
+)
 @json_option
 def create(  # noqa: PLR0917 - one parameter for each option
     path: str, schema: str, partitions: int, key: tuple[str, ...], retain: str | None,
@@ -69,7 +75,10 @@ def create(  # noqa: PLR0917 - one parameter for each option
 ) -> None:  # fmt: skip
     """Create a log. Its columns, partitions and key cannot be changed later.
 
-    What is retained is looked at when rows are appended; rows that a job still needs stay.
+    Rows that are no longer retained are removed now and then when rows are appended; rows that a
+    job still needs stay.
+
+    With --json: one object with log, id, columns, key, partitions, retain_ms, retain_bytes.
 
     \b
     onceflow log create events --schema "user string, at timestamp" --key user --partitions 4
@@ -106,7 +115,13 @@ def _columns(facts: dict[str, Any]) -> str:
 @click.argument("path")
 @json_option
 def info(path: str, as_json: bool) -> None:
-    """What is in a log, who wrote it, and who still needs which rows.
+    """Show what is in a log, who wrote it, and which rows its readers still need.
+
+    With --json: as of create, and rows, bytes, commits, created, last_append, and for each
+    partition its earliest offset, next (the offset that the next row gets) and rows. producers:
+    name and sequence, or for an output of a job (job/query/output) term, lineage and epoch.
+    readers: a source of a job (job/query/source) with home, lineage, needs (the offsets from which
+    its rows stay), holds_rows and at.
 
     \b
     onceflow log info events
@@ -205,37 +220,41 @@ def _stands(producer: dict[str, Any]) -> str:
 
 @command.command("trim")
 @click.argument("path")
-@click.option("--before", metavar="TIME", help="Rows that were appended before this time.")
+@click.option("--before", metavar="TIME", help="Remove rows that were appended before this time.")
 @click.option(
     "--below",
     metavar="OFFSETS",
-    help="Rows below P:OFFSET[,P:OFFSET]; OFFSET alone if there is one partition.",
+    help="Remove rows below P:OFFSET[,P:OFFSET]; OFFSET alone if there is one partition.",
 )
-@click.option("--keep-bytes", metavar="SIZE", help='All but the newest, such as "10 GB".')
-@click.option("--older-than", metavar="TIME", help='Rows of that age, such as "7 days".')
+@click.option("--keep-bytes", metavar="SIZE", help='Remove all but the newest, such as "10 GB".')
+@click.option("--older-than", metavar="TIME", help='Remove rows of that age, such as "7 days".')
 @click.option(
     "--forget",
     "reader",
     metavar="READER",
-    help="No rows, but a reader that is gone for good: a job, or job/query/source.",
+    help="Remove no rows, but a reader that will not return: a job, or job/query/source.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be taken, and take nothing.")
+@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 @json_option
 def trim_command(  # noqa: PLR0917 - one parameter for each option
     path: str, before: str | None, below: str | None, keep_bytes: str | None,
     older_than: str | None, reader: str | None, dry_run: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Take the oldest rows away, for good. Refused if a reader still needs one of them.
+    """Remove the oldest rows of a log, for good. Refused if a reader still needs one of them.
 
-    Whole commits go, but for --below, which is exact. Say one of the five.
+    Whole commits are removed, except with --below. Give one of the first five options.
+
+    With --json: one object with log, rows, bytes, files, earliest (the offset of each partition),
+    dry_run; with --forget: log, forgot, dry_run. Exit codes: 0; 2 a reader, which is named, still
+    needs the rows.
 
     \b
     onceflow log trim events --older-than "30 days" --dry-run
     """
     if sum(value is not None for value in (before, below, keep_bytes, older_than, reader)) != 1:
         raise JobError(
-            "what is to be trimmed is not clear",
-            hint="say one of --before, --below, --keep-bytes, --older-than and --forget",
+            "trim needs exactly one of its first five options",
+            hint="give one of --before, --below, --keep-bytes, --older-than and --forget",
         )
     log = EmbeddedLog(path)
     if reader is not None:
@@ -267,12 +286,12 @@ def _limit(before: str | None, older_than: str | None) -> int | None:
         return None
     at = parse_time(before)
     if at > now:
-        raise JobError(f"{before} is in the future", hint="name a past time")
+        raise JobError(f"{before} is in the future", hint="give a time in the past")
     return at
 
 
 def _trimmed(took: dict[str, Any]) -> str:
-    verb = "would take" if took["dry_run"] else "took"
+    verb = "would remove" if took["dry_run"] else "removed"
     left = ", ".join(f"{p}:{offset:,}" for p, offset in enumerate(took["earliest"]))
     size = f"{number(took['files'], 'files')}, {number(took['bytes'], 'bytes')}"
     return f"{verb} {number(took['rows'], 'rows')} ({size}); the earliest offsets are {left}"

@@ -1,4 +1,4 @@
-"""`onceflow log append` and `onceflow log tail`: rows into a log, and out of it."""
+"""`onceflow log append` and `onceflow log tail`."""
 
 from __future__ import annotations
 
@@ -49,43 +49,50 @@ _AT_ONCE = 1000  # rows that are written at once
     "--format",
     "format_",
     type=click.Choice(FORMATS),
-    help="Of the input; else each file's ending says it, and standard input is JSON.",
+    help="The format of the input; by default the ending of each file says it, and standard input "
+    "is JSON.",
 )
 @click.option(
     "--reject",
     metavar="FILE",
-    help="A new file for lines that do not fit; the others are appended.",
+    help="Write lines that do not fit to this new file, and append the others.",
 )
-@click.option("--producer", metavar="NAME", help="Who appends; with --sequence.")
+@click.option("--producer", metavar="NAME", help="The name of who appends; with --sequence.")
 @click.option(
     "--sequence",
     metavar="N",
     type=click.IntRange(min=0),
-    help="A number that grows. The same again is appended once.",
+    help="A number that grows with each append. The same append given again adds nothing; other "
+    "rows under the same number are refused.",
 )
 @json_option
 def append(  # noqa: PLR0917 - one parameter for each option
     path: str, files: tuple[str, ...], format_: str | None, reject: str | None,
     producer: str | None, sequence: int | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Append rows, all of them or none, in one commit.
+    """Append rows to a log, all of them or none, in one commit.
 
     They come from files, or from standard input (-). JSON is one object a line. CSV begins with a
-    line of column names. Every line of text is a `value`. If a line does not fit, all that do not
-    are told, nothing is appended and the exit code is 9; but see --reject.
+    line of column names. With text, each line is a "value". If a line does not fit, nothing is
+    appended, and the first twenty such lines are listed; see --reject. docs/log.md says which
+    values fit which type.
 
-    If there is no log at PATH, it is created: with the columns of a Parquet file, else with a
-    `value string` and an `event_time timestamp`.
+    If there is no log at PATH, it is created: with the columns of a Parquet file, else with
+    "value string, event_time timestamp".
+
+    With --json: one object with log, rows, commit (null if there was nothing to append), already,
+    created, rejected, reject. Exit codes: 0; 6 --producer has appended other rows under this
+    --sequence; 9 a line does not fit.
 
     \b
     onceflow log append events monday.json tuesday.csv
     journalctl -u shop -o cat | onceflow log append events --format text
     """
     if (producer is None) != (sequence is None):
-        raise JobError("--producer and --sequence belong together", hint="say both, or neither")
+        raise JobError("--producer and --sequence belong together", hint="give both, or neither")
     inputs = [Input.of(name, format_) for name in files or ("-",)]
     if [source.path for source in inputs].count("-") > 1:
-        raise JobError("standard input is there twice", hint="name - once")
+        raise JobError("standard input is given twice", hint="give - once")
     log = None if _is_free(path) else EmbeddedLog(path)
     schema = log.facts.schema if log else _schema_of(inputs)
     rejects = None if reject is None else Rejects(Path(reject))
@@ -105,7 +112,7 @@ def append(  # noqa: PLR0917 - one parameter for each option
                     rows, producer=producer or "", sequence=sequence, digest=intake.digest
                 )
     except DiskFull as error:
-        raise DiskFull(error.message, hint="make space and append again") from error
+        raise DiskFull(error.message, hint="free some space and append again") from error
     finally:
         progress.clear()
     answer = {
@@ -154,7 +161,7 @@ def _appended(done: dict[str, Any]) -> str:
         to = f"{done['log']}{', which is new' if done['created'] else ''}"
         said = f"appended {number(done['rows'], 'rows')} to {to} (commit {done['commit']:,})"
     if done["rejected"]:
-        said += f"\n{number(done['rejected'], 'lines')} did not fit: {done['reject']}"
+        said += f"\n{number(done['rejected'], 'lines')} did not fit, and are in {done['reject']}"
     return said
 
 
@@ -181,7 +188,7 @@ def parse_time(text: str) -> int:
     try:
         return microseconds(text)
     except Malformed as error:
-        raise JobError(str(error), hint="write it like 2026-11-15T10:00:00Z") from None
+        raise JobError(str(error), hint="write it as 2026-11-15T10:00:00Z") from None
 
 
 def place(log: EmbeddedLog, text: str, partition: int | None = None) -> Offsets:
@@ -189,12 +196,12 @@ def place(log: EmbeddedLog, text: str, partition: int | None = None) -> Offsets:
     if re.fullmatch(r"[0-9]+", text):
         if partition is None and log.facts.partitions > 1:
             raise JobError(
-                f"{log} has {log.facts.partitions} partitions: of which is offset {text}?",
-                hint=f"write it like 0:{text}",
+                f"offset {text} needs a partition: {log} has {log.facts.partitions}",
+                hint=f"write it as 0:{text}",
             )
         text = f"{partition or 0}:{text}"
     if not re.fullmatch(r"[0-9]+:[0-9]+(,[0-9]+:[0-9]+)*", text):
-        raise JobError(f"{text!r} is not a place in a log", hint="write it like 0:1200,1:1300")
+        raise JobError(f"{text!r} is not a place in a log", hint="write it as 0:1200,1:1300")
     offsets = list(log.view.low)
     for pair in text.split(","):
         p, offset = map(int, pair.split(":"))
@@ -222,28 +229,39 @@ def refuse_partition(log: EmbeddedLog, partition: int) -> None:
     "count",
     metavar="N",
     type=click.IntRange(min=0),
-    help="How many rows, 10 by default; with --from at most so many, else all.",
+    help="The number of rows; 10 by default, with --from all.",
 )
-@click.option("-f", "--follow", is_flag=True, help="Go on with rows as they are committed.")
 @click.option(
-    "--partition", metavar="P", type=click.IntRange(min=0), help="Of this partition alone."
+    "-f",
+    "--follow",
+    is_flag=True,
+    help="Wait for more rows, until Ctrl-C or until nobody reads the output.",
 )
-@click.option("--columns", metavar="NAMES", help="Which columns: a,b,c.")
+@click.option("--partition", metavar="P", type=click.IntRange(min=0), help="Only this partition.")
+@click.option(
+    "--columns",
+    metavar="NAMES",
+    help="Only these columns: a,b,c; _partition, _offset and _appended_at are columns too.",
+)
 @click.option(
     "--from",
     "start",
     metavar="PLACE",
-    help="Begin there: an OFFSET, P:OFFSET[,P:OFFSET], or a time of append.",
+    help="Start there: OFFSET, P:OFFSET[,P:OFFSET] (other partitions at their earliest), or the "
+    "time of an append.",
 )
 @json_option
 def tail(  # noqa: PLR0917 - one parameter for each option
     path: str, count: int | None, follow: bool, partition: int | None, columns: str | None,
     start: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Show the newest rows, and those that follow.
+    """Show the newest rows of a log, and with -f those that follow.
 
-    In the order of their commits: partition:offset, time of append, and the columns. --json
-    writes one object a line. With -f it goes on until Ctrl-C, or until nobody reads it.
+    Rows stand in the order of their commits: partition:offset, time of append, and the columns.
+    Only the newest commits are read.
+
+    With --json: one object a line, which onceflow log append takes: times as ISO 8601, decimals as
+    strings, binary as base64.
 
     \b
     onceflow log tail events -f
@@ -277,7 +295,7 @@ def tail(  # noqa: PLR0917 - one parameter for each option
 
 @contextlib.contextmanager
 def _noting_interrupts() -> Iterator[threading.Event]:
-    """Ctrl-C raises as it always does, and is noted: Python drops what is raised in a finaliser."""
+    """Ctrl-C raises as always and is noted, since Python drops what is raised in a finaliser."""
     noted = threading.Event()
 
     def interrupt(*_: object) -> None:
@@ -337,7 +355,7 @@ def _text_line(row: dict[str, Any]) -> str:
 
 
 def _somebody_reads(seconds: float) -> bool:
-    """Wait. False: the reader of our output has gone, which else only the next row would tell."""
+    """Wait. False if the reader of our output has gone: else only the next row would tell."""
     try:
         output = select.poll()
         output.register(sys.stdout.fileno(), 0)

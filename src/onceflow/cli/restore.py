@@ -20,11 +20,13 @@ published_option = click.option(
     "--published",
     metavar="[QUERY/OUTPUT=]CHOICE",
     multiple=True,
-    help="Rows that were published after the cut: take them back (rewind), leave them and compute "
-    "their epochs again without publishing (skip), or publish them once more (replay). For all "
-    "outputs, or for one; may be given several times.",
+    help="What happens to rows that were published since: rewind takes them back from the target, "
+    "skip leaves them and runs their epochs again without publishing, replay publishes them once "
+    "more. For all outputs, or for one; may be given several times. There is no default.",
 )
-plan_option = click.option("--plan", "only_plan", is_flag=True, help="Say what would be done.")
+plan_option = click.option(
+    "--plan", "only_plan", is_flag=True, help="Say what would be done, and change nothing."
+)
 
 
 @click.command("restore")
@@ -35,11 +37,21 @@ plan_option = click.option("--plan", "only_plan", is_flag=True, help="Say what w
 @home_option
 @json_option
 def command(job: str, savepoint: str, *, home: str, **options: Any) -> None:
-    """Go on from a savepoint: of this job by its name, or from any folder that it was moved to,
-    also on a home that does not know the job (a new machine).
+    """Continue a job from a savepoint, in a new lineage.
 
-    The job must be stopped. Its next start works in the new lineage. Killed in between, the same
-    command does the rest.
+    SAVEPOINT is a name, or the path of a folder that one was moved to; with a path the home need
+    not know the job (a new machine). The job must be stopped. Its next start works in the new
+    lineage. If the command is killed, give it again: it does the rest. docs/operations.md compares
+    the choices.
+
+    With --json: one object with job, lineage (the new one; null with --plan), at_once, and outputs:
+    query, output, target, cut and published (epochs), choice and says of each. Exit codes: 0; 2 a
+    sink cannot do what was asked, or the savepoint is not part of what the job has published; 5
+    the job runs; 7 the savepoint is damaged or of another version.
+
+    \b
+    onceflow restore shop before-deploy --published rewind --plan
+    onceflow restore shop before-deploy --published rewind
     """
     folder = JobFolder(home, job)
     found = find_savepoint(home, job, savepoint)
@@ -55,21 +67,36 @@ def command(job: str, savepoint: str, *, home: str, **options: Any) -> None:
 
 @click.command("rollback")
 @click.argument("job")
-@click.option("--to", "to", required=True, metavar="EPOCH|TIME", help="The last epoch to keep.")
+@click.option(
+    "--to",
+    "to",
+    required=True,
+    metavar="EPOCH|TIME",
+    help="The last epoch to keep: its number, or a time before which it was decided.",
+)
 @click.option(
     "--lineage",
     metavar="ID",
-    help="The lineage that the epoch is of, by the first characters of its id; else the current.",
+    help="The lineage of the epoch, by the first characters of its id; by default the current one.",
 )
 @published_option
 @plan_option
 @home_option
 @json_option
 def rollback(job: str, *, to: str, lineage: str | None, home: str, **options: Any) -> None:
-    """Go back to a retained epoch, or to the last one that was decided before a time.
+    """Continue a job from a retained epoch, in a new lineage.
 
-    The job must be stopped. After a restore that nobody has run yet, --lineage with the old
-    lineage and its last epoch undoes it.
+    The job must be stopped. A number is the epoch of every query of the job; where queries differ,
+    give a time. While nobody has run the job since, --lineage with the old lineage and its last
+    epoch undoes a restore or a rollback.
+
+    With --json: one object with job, lineage (the new one; null with --plan), at_once, and outputs:
+    query, output, target, cut and published (epochs), choice and says of each. Exit codes: as of
+    onceflow restore.
+
+    \b
+    onceflow rollback shop --to 41 --published rewind
+    onceflow rollback shop --to 2026-11-16T07:40:00Z --published skip
     """
     folder = chosen(home, job)[0]
     cuts = retained(folder, to, lineage=lineage and find(folder, lineage))
@@ -100,12 +127,12 @@ def _go_back(
 
 
 def answered(outputs: list[dict[str, Any]]) -> str:
-    """What becomes of each output, as a table."""
+    """What happens to each output, as a table."""
     rows = [
         [f"{a['query']}/{a['output']}", str(a["cut"]), str(a["published"]), a["says"], a["target"]]
         for a in outputs
     ]
-    return table(["output", "cut", "published", "what becomes of it", "target"], rows)
+    return table(["output", "cut", "published", "what happens to it", "target"], rows)
 
 
 def _text(done: dict[str, Any]) -> str:
@@ -113,8 +140,8 @@ def _text(done: dict[str, Any]) -> str:
     if done["lineage"] is None and done["at_once"]:
         return (
             f"{lines}\nnothing was changed; without --plan the targets are moved at once, and the "
-            "home that wrote them cannot go on"
+            "home that wrote them cannot continue"
         )
     if done["lineage"] is None:
         return f"{lines}\nnothing was changed"
-    return f"{lines}\njob {done['job']} goes on in lineage {done['lineage'][:8]}"
+    return f"{lines}\njob {done['job']} continues in lineage {done['lineage'][:8]}"

@@ -62,7 +62,24 @@ def command(  # noqa: PLR0917 - one parameter for each option
     job: str, home: str, fork: str | None, once: bool, master: str | None, every: str | None,
     take_over: bool, page: bool, token_file: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Run a job, and start it again when it fails and a retry can help."""
+    """Run a job, and start it again when it fails and a retry can help.
+
+    JOB.py is a file with a function that is decorated with @job; if it has several, :name chooses
+    one. Paths in the job are relative to the working directory.
+
+    SIGINT (Ctrl-C), SIGTERM and onceflow stop stop the job when its running epoch is finished; a
+    second signal ends it at once. However it ended, the next run resumes exactly where it stood.
+    A server that does not answer (Kafka, PostgreSQL, the Spark master) is tried until it does,
+    except with --once.
+
+    With --json: one event a line (docs/events.md). Exit codes: 0 stopped at the end of an epoch;
+    5 another driver leads the job; 75 a retry may help, and the command has retried; 137 the
+    driver was killed; else the code of the error.
+
+    \b
+    onceflow run word_count.py
+    onceflow run jobs.py:counts --once --json
+    """
     arguments = [job]
     named = (("--home", home), ("--as", fork), ("--master", master), ("--every", every))
     for option, value in named:

@@ -19,20 +19,28 @@ from onceflow.snapshots.savepoints import Savepoints
 
 @click.group("savepoint")
 def command() -> None:
-    """Name the state of a job, so that it can be moved, gone back to, or forked.
+    """Create, list, show, verify and delete savepoints.
 
-    A savepoint holds all that a restore needs, wherever its folder is moved.
+    A savepoint is the state of a job under a name, with all that a restore needs, even after its
+    folder is moved. docs/operations.md says what it holds and costs.
     """
 
 
 @command.command("create")
 @click.argument("job")
-@click.option("--name", help="What to call it; else the time.")
-@click.option("--stop", is_flag=True, help="Stop the job first: onceflow stop --savepoint.")
+@click.option("--name", help="The name; by default the time.")
+@click.option("--stop", is_flag=True, help="Stop the job first, as onceflow stop --savepoint does.")
 @home_option
 @json_option
 def create(job: str, name: str | None, stop: bool, home: str, as_json: bool) -> None:
-    """Of a running or a stopped job, which is not paused by it."""
+    """Create a savepoint without pausing the job, which may run or not.
+
+    With --json: one object with name, job, at, lineage, epochs, bytes, files, spark, code (a
+    fingerprint), onceflow, who, path.
+
+    \b
+    onceflow savepoint create orders --name before-the-sale
+    """
     if stop:
         stop_job(job, home=home, savepoint=name or "", as_json=as_json)
         return
@@ -43,11 +51,25 @@ def create(job: str, name: str | None, stop: bool, home: str, as_json: bool) -> 
 
 @command.command("list")
 @click.argument("job")
-@click.option("--epochs", "each", is_flag=True, help="Each retained epoch, not only which.")
+@click.option(
+    "--epochs",
+    "each",
+    is_flag=True,
+    help="List each retained epoch; for thousands this takes seconds.",
+)
 @home_option
 @json_option
 def list_(job: str, each: bool, home: str, as_json: bool) -> None:
-    """Savepoints of a job, oldest first, and retained epochs: a job can go back to these too."""
+    """List the savepoints of a job, oldest first, and its retained epochs.
+
+    A job can go back to retained epochs as well: onceflow rollback.
+
+    With --json: one object with job, savepoints (as of create; one that cannot be read has name
+    and error alone) and retained (for each query its count, first and last; epochs with --epochs).
+
+    \b
+    onceflow savepoint list orders
+    """
     folder = chosen(home, job)[0]
     found = listed(folder, each=each)
     show(found, as_json=as_json, text=_list)
@@ -59,7 +81,16 @@ def list_(job: str, each: bool, home: str, as_json: bool) -> None:
 @home_option
 @json_option
 def show_(job: str, savepoint: str, home: str, as_json: bool) -> None:
-    """What a savepoint holds; by its name, or by the folder that it was moved to."""
+    """Show what a savepoint holds.
+
+    SAVEPOINT is a name, or the path of a folder that one was moved to.
+
+    With --json: as of create, and queries: epoch, decided, watermark_ms, end, files, bytes,
+    operators and outputs of each.
+
+    \b
+    onceflow savepoint show orders before-the-sale
+    """
     found = find(home, job, savepoint)
     show(details(found), as_json=as_json, text=_show)
 
@@ -70,9 +101,14 @@ def show_(job: str, savepoint: str, home: str, as_json: bool) -> None:
 @home_option
 @json_option
 def verify(job: str, savepoint: str, home: str, as_json: bool) -> None:
-    """Is every file of it what it was, byte by byte, and could a job start from it here?
+    """Verify a savepoint: read every byte, and check that a job can start from it here.
 
-    Exit code 7: no, and why.
+    SAVEPOINT is a name, or the path of a folder that one was moved to.
+
+    With --json: as of create, and whole. Exit codes: 0; 7 no, and why.
+
+    \b
+    onceflow savepoint verify orders before-the-sale
     """
     found = find(home, job, savepoint)
     found.verify()
@@ -85,7 +121,13 @@ def verify(job: str, savepoint: str, home: str, as_json: bool) -> None:
 @home_option
 @json_option
 def delete(job: str, savepoint: str, home: str, as_json: bool) -> None:
-    """Remove a savepoint of the job. Refused while a lineage that was restored from it needs it."""
+    """Delete a savepoint. Refused while a lineage that was restored from it needs it.
+
+    With --json: one object with job, name, deleted.
+
+    \b
+    onceflow savepoint delete orders before-the-sale
+    """
     folder = chosen(home, job)[0]
     Savepoints(folder).delete(savepoint)
     sweep_all(folder)

@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from onceflow.cli.display import home_option, json_option, paint
+from onceflow.cli.display import home_option, json_option, show_warning
 from onceflow.errors import JobError
 
 
@@ -19,36 +19,44 @@ from onceflow.errors import JobError
     metavar="ADDRESS",
     default="127.0.0.1",
     show_default=True,
-    help="Where it listens. Any other than this machine's own needs TLS in front of it.",
+    help="The address to listen on. Put a proxy with TLS in front of any but 127.0.0.1.",
 )
 @click.option(
     "--port",
+    metavar="N",
     type=click.IntRange(0, 65535),
     show_default="8765, or a free one if that is taken",
-    help="0: any free one.",
+    help="The port; 0: any free one.",
 )
 @click.option(
     "--token-file",
     metavar="FILE",
-    help="The token that actions need is the text of this file; else one is made and printed.",
+    help="A file with the token that actions need (16 characters or more); by default a token is "
+    "made and printed.",
 )
-@click.option("--read-only", is_flag=True, help="No action can be taken through it; no token.")
+@click.option("--read-only", is_flag=True, help="Allow no action; there is no token.")
 @click.option(
     "--allow-host",
     "allow_hosts",
     metavar="NAME",
     multiple=True,
-    help="A name under which a proxy serves it; may be given several times.",
+    help="A host name under which a proxy serves it; may be given several times.",
 )
 @json_option
 def command(  # noqa: PLR0917 - one parameter for each option
     home: str, host: str, port: int | None, token_file: str | None, read_only: bool,
     allow_hosts: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
-    """The page: what the jobs of a home do, live, for people; an API and metrics for programs.
+    """Serve the page of a home, its API and its metrics.
 
-    It reads the home and never a running job, so jobs need not know of it. Reading needs no token;
-    taking a savepoint through it does. SIGINT (Ctrl-C) and SIGTERM end it.
+    It reads the files of the home and talks with no job, so it may be started and ended at any
+    time. Reading needs no token; taking a savepoint through the page does. SIGINT (Ctrl-C) and
+    SIGTERM end it, with exit code 0. docs/page.md describes the page, docs/metrics.md the metrics.
+
+    With --json: one line with url, home, token, read_only.
+
+    \b
+    onceflow serve --home .onceflow --port 8765
     """
     from onceflow.page.access import token_in
     from onceflow.page.guard import is_loopback
@@ -67,13 +75,13 @@ def command(  # noqa: PLR0917 - one parameter for each option
         log_level="error",
     )
     if warning:
-        click.echo(paint("warning: ", "warning") + warning, err=True)
+        show_warning(warning)
     if not is_loopback(host):
         open_to = (
-            f"{host} can be reached from other machines, and what is sent is not encrypted: put a "
-            "proxy with TLS in front of it, and think of who may read"
+            f"{host} can be reached from other machines, without encryption: put a proxy with TLS "
+            "in front of it, and decide who may read"
         )
-        click.echo(paint("warning: ", "warning") + open_to, err=True)
+        show_warning(open_to)
     made = page.token if token_file is None else None
     if as_json:
         event = {"event": "serving", "url": page.url, "home": home, "token": made,
@@ -91,5 +99,5 @@ def command(  # noqa: PLR0917 - one parameter for each option
 
 def _say(url: str, home: str, *, moved: bool) -> None:
     if moved:
-        click.echo("port 8765 is taken, so a free one is used")
+        click.echo("port 8765 is taken; using a free one")
     click.echo(f"page: {url} of home {home} (Ctrl-C ends it)")

@@ -3,43 +3,75 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
+import time
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from onceflow.cli import state_keyed
-from onceflow.cli.display import home_option, json_option, show, table
-from onceflow.cli.state_keyed import cell, epoch_option, query_option
+from onceflow.cli.display import home_option, indented, is_terminal, json_option, show, table
+from onceflow.cli.restore import answered, plan_option
 from onceflow.errors import JobError
-from onceflow.protocol.home import chosen
+from onceflow.jobs.stop_request import who
+from onceflow.protocol.home import JobFolder, chosen
 from onceflow.service.units import number
 from onceflow.snapshots.listings import states_told
 from onceflow.snapshots.state_view import choose, states
 
+if TYPE_CHECKING:
+    from onceflow.snapshots.keyed_state_view import KeyedState
+
+_LARGEST = 5  # key groups that are listed
+_TELL_EVERY = 2.0  # seconds
+
+query_option = click.option("--query", metavar="NAME", help="Only this query.")
+epoch_option = click.option(
+    "--epoch",
+    metavar="N",
+    type=click.IntRange(min=0),
+    help="At the end of this epoch, if it is retained; by default of the last decided one.",
+)
+step_option = click.option("--step", metavar="NAME", required=True, help="The keyed step.")
+
 
 @click.group("state")
 def command() -> None:
-    """The state of a job: keyed steps', and Spark's own."""
+    """List, show, export and import the state of a job.
 
-
-command.add_command(state_keyed.export)
-command.add_command(state_keyed.import_)
+    Keyed steps keep state (docs/state.md), and so do Spark's own operators. All of these commands
+    but import work while the job runs or not, on any retained epoch.
+    """
 
 
 @command.command("list")
 @click.argument("job")
 @query_option
 @epoch_option
-@click.option("--groups", "every", is_flag=True, help="All key groups, not the largest ones.")
+@click.option(
+    "--groups",
+    "every",
+    is_flag=True,
+    help="List all key groups of keyed steps, not the five largest alone.",
+)
 @home_option
 @json_option
 def list_(
     job: str, *, query: str | None, epoch: int | None, every: bool, home: str, as_json: bool
 ) -> None:
-    """Keyed steps and how even their key groups are; Spark's operators with state, their stores
-    and columns. While the job runs or not, without Spark.
+    """List keyed steps with their key groups, and Spark's operators with their stores.
+
+    Starts no Spark and reads no row. The rows of a key group are those in its files: a key that
+    was written in several epochs counts several times until its versions are merged.
+
+    With --json: a list with an object for each query: query, lineage, epoch, decided, retained
+    (first and last epoch), stores, keyed. Each step of keyed has step, key, states, timers,
+    watermark (microseconds), groups, rows, bytes, runs (files), largest_to_mean, and by_group.
+
+    \b
+    onceflow state list shop
     """
     folder = chosen(home, job)[0]
     found = states_told(folder, query=query, epoch=epoch)
@@ -49,36 +81,66 @@ def list_(
 def _list(told: dict[str, Any], every: bool) -> str:
     first, last = told["retained"]
     title = f"{told['query']} after epoch {told['epoch']:,} (retained: {first:,} to {last:,})"
-    if not told["stores"] and not told["keyed"]:
-        return f"{title}\n  keeps no state"
-    parts = [state_keyed.listed(told["keyed"], every=every)] if told["keyed"] else []
-    if told["stores"]:
-        parts.append(_stores(told["stores"]))
-    return f"{title}\n  " + "\n".join(parts).replace("\n", "\n  ")
+    parts = [_steps(told["keyed"], every=every)] if told["keyed"] else []
+    parts += [_stores(told["stores"])] if told["stores"] else []
+    parts = parts or ["keeps no state"]
+    return indented(title, "\n".join(parts))
 
 
 def _stores(stores: list[dict[str, Any]]) -> str:
     rows = [
         [str(store["operator"]), store["kind"], store["store"],
          number(store["partitions"], "partitions"), number(store["bytes"], "bytes"),
-         state_keyed.columns(store["key"]), state_keyed.columns(store["value"])]
+         _columns(store["key"]), _columns(store["value"])]
         for store in stores
     ]  # fmt: skip
     return table(["operator", "kind", "store", "partitions", "size", "key", "value"], rows)
+
+
+def _steps(steps: list[dict[str, Any]], *, every: bool) -> str:
+    """`steps`: as `KeyedState.about` has them."""
+    rows = [
+        [step["step"], _columns(step["key"]), _columns(step["states"]),
+         ", ".join(step["timers"]) or "-", str(step["groups"]), number(step["rows"], "rows"),
+         number(step["bytes"], "bytes"), str(step["runs"])]
+        for step in steps
+    ]  # fmt: skip
+    head = ["step", "key", "states", "timers", "key groups", "rows", "size", "runs"]
+    return "\n".join([table(head, rows), *(_groups(step, every) for step in steps if step["rows"])])
+
+
+def _groups(step: dict[str, Any], every: bool) -> str:
+    groups = step["by_group"]
+    if not every:
+        groups = sorted(groups, key=lambda group: (-group["rows"], group["group"]))[:_LARGEST]
+        groups = [group for group in groups if group["rows"]]
+    rows = [
+        [str(group["group"]), number(group["rows"], "rows"), number(group["bytes"], "bytes"),
+         f"{group['share']:.1%}"]
+        for group in groups
+    ]  # fmt: skip
+    title = (
+        f"{step['step']}: {'all' if every else 'the largest'} key groups; the largest has "
+        f"{step['largest_to_mean']:.1f} times the mean (rows with older versions of keys)"
+    )
+    return indented(title, table(["group", "rows", "size", "share"], rows))
+
+
+# ---------------------------------------------------------------- show
 
 
 @command.command("show")
 @click.argument("job")
 @query_option
 @click.option("--step", metavar="NAME", help="Only this keyed step.")
-@click.option("--operator", metavar="N", type=int, help="Only this operator of Spark's.")
-@click.option("--store", metavar="NAME", help="Only this store of it; a join has four.")
+@click.option("--operator", metavar="N", type=int, help="Only this operator of Spark.")
+@click.option("--store", metavar="NAME", help="Only this store of the operator; a join has four.")
 @epoch_option
 @click.option(
     "--key",
-    help="Of a keyed step: the state of this key, as the value of its only column, or with all of "
-    """them as JSON, such as '{"user": 7, "day": "2026-01-01"}' or '[7, "2026-01-01"]'. Of """
-    "Spark's state: rows of which a column of the key is equal to this, or several as an object.",
+    help="Keyed step: look up this key, given as the value of its only column, or of all columns "
+    """as JSON: '{"user": 7, "day": "2026-01-01"}' or '[7, "2026-01-01"]'. Spark's state: """
+    "rows in which one column of the key is equal to this text, or several columns given as JSON.",
 )
 @click.option(
     "--limit",
@@ -86,7 +148,7 @@ def _stores(stores: list[dict[str, Any]]) -> str:
     type=click.IntRange(min=1),
     default=20,
     show_default=True,
-    help="At most so many rows of each step or store.",
+    help="The most rows of each step or store.",
 )
 @home_option
 @json_option
@@ -94,14 +156,25 @@ def show_(
     job: str, *, query: str | None, step: str | None, operator: int | None, store: str | None,
     epoch: int | None, key: str | None, limit: int, home: str, as_json: bool,
 ) -> None:  # fmt: skip
-    """Rows of state at the end of a retained epoch: of keyed steps without Spark, of Spark's own
-    state by Spark's own reader, which starts Spark.
+    """Show rows of state.
 
-    --json writes an object a line for each row.
+    Keyed steps are read without Spark. Spark's own state needs Spark, which is started on this
+    machine (local[*]). Without --step and --operator both are shown; state of transformWithState
+    is not. A keyed value that has outlived its ttl is shown until a merge removes it.
+
+    With --json: one object a line: query, epoch, and for a keyed step step, group, key, state
+    (null: the key has none), timers, written (when values with a ttl were written); for Spark
+    operator, store, key, value, partition.
+
+    \b
+    onceflow state show shop --key ann
+    onceflow state show shop --key '{"user": "ann", "shop": 2}' --epoch 20
+    onceflow state show word-count --key '{"window.start": "2026-01-01T00:00:00Z"}'
     """
     if step is not None and (operator is not None or store is not None):
         raise JobError(
-            "--step is of keyed state, --operator and --store of Spark's", hint="drop one"
+            "--step is for keyed steps, --operator and --store are for the state of Spark",
+            hint="leave out one of them",
         )
     folder = chosen(home, job)[0]
     found = states(folder, query=query, epoch=epoch)
@@ -112,7 +185,7 @@ def show_(
             from onceflow.snapshots.keyed_state_view import choose_step
 
             for keyed in choose_step(folder, steps, step, one=key is not None):
-                state_keyed.show_rows(keyed, key=key, limit=limit, as_json=as_json)
+                _show_step(keyed, key=key, limit=limit, as_json=as_json)
         of_spark = of_spark or (step is None and any(state.stores for state in found))
         if not of_spark:
             return
@@ -146,13 +219,210 @@ def _rows(of: dict[str, Any], kind: str, rows: list[dict[str, Any]], limit: int)
         f"store {of['store']}"
     )
     if not rows:
-        return f"{title}\n  no rows"
-    head = [f"{part}.{name}" for part in ("key", "value") for name in rows[0][part]]
+        return indented(title, "no rows")
+    parts = ("key", "value")
+    head = [*(f"{part}.{name}" for part in parts for name in rows[0][part]), "partition"]
+    return indented(title, _some(head, parts, "partition", rows, limit))
+
+
+def _some(
+    head: list[str], parts: tuple[str, ...], last: str, rows: list[dict[str, Any]], limit: int
+) -> str:
+    """At most `limit` rows: the values of their parts, and the last column."""
     body = [
-        [*(cell(value) for part in ("key", "value") for value in row[part].values()),
-         str(row["partition"])]
+        [*(_cell(value) for part in parts for value in row[part].values()), str(row[last])]
         for row in rows[:limit]
-    ]  # fmt: skip
-    text = f"{title}\n  " + table([*head, "partition"], body).replace("\n", "\n  ")
-    more = f"\n  … there are more; --limit {limit * 10} shows them" if len(rows) > limit else ""
-    return text + more
+    ]
+    more = f"\n… there are more; --limit {limit * 10} shows them" if len(rows) > limit else ""
+    return table(head, body) + more
+
+
+def _show_step(state: KeyedState, *, key: str | None, limit: int, as_json: bool) -> None:
+    """Rows of a step: one key, or so many."""
+    of = {"query": state.query.name, "epoch": state.decision.epoch, "step": state.step}
+    if key is None:
+        rows = list(islice(state.rows(), limit + 1))
+        nothing = "no rows"
+    else:
+        looked = state.look_up(key)
+        rows = [looked.row] if looked.row is not None else []
+        named = ", ".join(f"{name}={_cell(value)}" for name, value in looked.key.items())
+        nothing = f"no state for {named}, key group {looked.group}"
+        if as_json and not rows:
+            rows = [{"group": looked.group, "key": looked.key, "state": None}]
+    if as_json:
+        for row in rows[:limit]:
+            click.echo(json.dumps({**of, **row}, ensure_ascii=False))
+        return
+    title = f"{of['query']} after epoch {of['epoch']:,}: keyed step {of['step']}"
+    parts = ("key", "state", "timers")
+    if rows:
+        head = [*(name for part in parts for name in rows[0][part]), "key group"]
+        nothing = _some(head, parts, "group", rows, limit)
+    click.echo(indented(title, nothing))
+
+
+def _columns(found: list[dict[str, str]] | None) -> str:
+    if found is None:
+        return "-"
+    return ", ".join(f"{column['name']} {column['type']}" for column in found)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "null"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+# ---------------------------------------------------------------- export and import
+
+
+def _one(
+    folder: JobFolder, step: str, *, query: str | None, epoch: int | None = None
+) -> KeyedState:
+    from onceflow.snapshots.keyed_state_view import choose_step
+
+    steps = [keyed for state in states(folder, query=query, epoch=epoch) for keyed in state.keyed]
+    return choose_step(folder, steps, step, one=True)[0]
+
+
+class _Progress:
+    """Lines on standard error, for what takes longer than a moment."""
+
+    def __init__(self, text: str, *, quiet: bool) -> None:
+        self._text, self._quiet, self._next = text, quiet, time.monotonic() + _TELL_EVERY
+
+    def __call__(self, done: int) -> None:
+        if not self._quiet and time.monotonic() >= self._next:
+            click.echo(self._text.format(done), err=True)
+            self._next = time.monotonic() + _TELL_EVERY
+
+
+@command.command("export")
+@click.argument("job")
+@step_option
+@click.option(
+    "--to",
+    metavar="DIR",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="The folder to write to, new or empty.",
+)
+@query_option
+@epoch_option
+@home_option
+@json_option
+def export(
+    job: str, *, step: str, to: Path, query: str | None, epoch: int | None, home: str, as_json: bool
+) -> None:
+    """Export the state of a keyed step as Parquet files, a row for each key.
+
+    The columns are those of the key, the states and the timers, and for each state with a ttl
+    _written.NAME (microseconds since 1970). _onceflow.json beside them names job, query, step,
+    lineage, epoch, schema and rows. A failed export leaves nothing.
+
+    With --json: one object with job, query, step, epoch, lineage, rows, to.
+
+    \b
+    onceflow state export shop --step spend --to fix/state
+    """
+    state = _one(chosen(home, job)[0], step, query=query, epoch=epoch)
+    groups = state.manifest.groups
+    rows = state.export(to.absolute(), _Progress(f"{{:,}} of {groups:,} key groups", quiet=as_json))
+    told = {
+        "job": job, "query": state.query.name, "step": step, "epoch": state.decision.epoch,
+        "lineage": state.query.lineage, "rows": rows, "to": str(to.absolute()),
+    }  # fmt: skip
+    show(
+        told,
+        as_json=as_json,
+        text=lambda t: (
+            f"{number(t['rows'], 'rows')} of {t['query']} after epoch {t['epoch']:,}, "
+            f"keyed step {t['step']}, are in {t['to']}"
+        ),
+    )
+
+
+@command.command("import")
+@click.argument("job")
+@step_option
+@click.option(
+    "--from",
+    "source",
+    metavar="DIR",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="A folder with Parquet files, or one file: their rows become the state.",
+)
+@query_option
+@plan_option
+@click.option("--yes", is_flag=True, help="Do not ask. Needed if there is no terminal.")
+@home_option
+@json_option
+def import_(job: str, *, step: str, source: Path, home: str, **options: Any) -> None:
+    """Replace the state of a keyed step by Parquet files, in a new lineage.
+
+    The job must be stopped. It continues where it stands, and nothing that was published is
+    touched. The old lineage keeps its state: onceflow rollback --lineage returns to it.
+
+    Rows may be in any order. Columns are matched by name; numbers may be narrower than those of
+    the state. A missing state is null; a missing _written.NAME means now. Refused before anything
+    changes: an unknown column, a missing key column, a type that does not fit, a key given twice.
+
+    With --json: one object with job, query, step, epoch, rows, absent (states that not all files
+    have), lineage (the new one; null with --plan), ended (the old one), outputs (as of onceflow
+    restore).
+
+    \b
+    onceflow state import shop --step spend --from fix/state --plan
+    onceflow state import shop --step spend --from fix/state --yes
+    """
+    from onceflow.snapshots.state_import import prepared
+
+    folder = chosen(home, job)[0]
+    as_json, only_plan = options["as_json"], options["only_plan"]
+    state = _one(folder, step, query=options["query"])
+    progress = _Progress("{:,} rows read", quiet=as_json)
+    with prepared(folder, state, source.absolute(), progress) as ready:
+        answers = [vars(answer) for answer in ready.restore.plan()]
+        told: dict[str, Any] = {
+            "job": job, "query": state.query.name, "step": step, "epoch": state.decision.epoch,
+            "rows": ready.loaded.rows, "absent": list(ready.loaded.absent),
+            "lineage": None, "ended": state.query.lineage, "outputs": answers,
+        }  # fmt: skip
+        if not only_plan:
+            _ask(told, yes=options["yes"], as_json=as_json)
+            told["lineage"] = ready.restore.run({"who": who(), "savepoint": None})
+    show(told, as_json=as_json, text=_imported)
+
+
+def _ask(told: dict[str, Any], *, yes: bool, as_json: bool) -> None:
+    if yes:
+        return
+    if as_json or not is_terminal() or not sys.stdin.isatty():
+        raise JobError(
+            f"replacing the state of {told['step']} needs a yes, and there is no terminal to ask",
+            hint="add --yes; --plan says what would be done",
+        )
+    click.echo(_said(told))
+    click.confirm("replace it?", abort=True)
+
+
+def _said(told: dict[str, Any]) -> str:
+    absent = [f"  {name} is not in all files: null where it is not" for name in told["absent"]]
+    return "\n".join([
+        f"keyed step {told['step']} of {told['query']} after epoch {told['epoch']:,}: "
+        f"{number(told['rows'], 'rows')} become its state",
+        *absent,
+        answered(told["outputs"]),
+    ])  # fmt: skip
+
+
+def _imported(told: dict[str, Any]) -> str:
+    if told["lineage"] is None:
+        return f"{_said(told)}\nnothing was changed"
+    back = f"onceflow rollback {told['job']} --lineage {told['ended'][:8]} --to {told['epoch']}"
+    return (
+        f"{_said(told)}\njob {told['job']} continues in lineage {told['lineage'][:8]}; to undo it: "
+        f"{back} --published CHOICE"
+    )

@@ -18,9 +18,20 @@ from onceflow.service.units import number
 @home_option
 @json_option
 def command(job: str | None, home: str, as_json: bool) -> None:
-    """Where each query of a job stands: read from the home, also while the job runs.
+    """Show where each query of a job stands.
 
-    Without JOB: all jobs of the home. Exit code 7: files of a job are damaged.
+    It reads the home, so the job may be running. Without JOB: all jobs of the home.
+
+    With --json: a list with an object for each job: job, state (running, stopped or damaged),
+    leader (pid, host and since, or null), term, lineage, error, and queries. Each query has query,
+    epoch and decided (of the last decision, or null), rows in that epoch, watermark_ms, end (where
+    the next epoch begins in each source), retained_epochs, log_entries, log_bytes, staged_bytes,
+    checkpoint_files, state_bytes, and outputs (what a folder or a log keeps beside its rows).
+    Exit codes: 0; 7 files of a job are damaged.
+
+    \b
+    onceflow status
+    onceflow status word-count --json
     """
     found = [status(folder) for folder in chosen(home, job)]
     show(found, as_json=as_json, text=lambda s: _text(s, home))
@@ -29,7 +40,7 @@ def command(job: str | None, home: str, as_json: bool) -> None:
 
 def _text(found: list[dict[str, Any]], home: str) -> str:
     if not found:
-        return f"no job ran under {home} yet"
+        return f"no job has run under {home} yet"
     return "\n\n".join(_job(job) for job in found)
 
 

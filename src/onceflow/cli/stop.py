@@ -25,8 +25,8 @@ _TIMEOUT = 300.0
     metavar="[NAME]",
     is_flag=False,
     flag_value="",
-    help="When it has stopped, make a savepoint of the epochs that it ended with. No NAME: the "
-    "time is its name.",
+    help="Create a savepoint of the epochs that the job ended with. Without NAME it is named by "
+    "the time. Give this option after JOB.",
 )
 @click.option(
     "--timeout",
@@ -34,13 +34,23 @@ _TIMEOUT = 300.0
     type=click.FloatRange(min=0),
     default=_TIMEOUT,
     show_default=True,
-    help="How long to wait. Then the exit code is 75, and the job still stops when its epoch ends.",
+    help="How long to wait. Then the exit code is 75; the job still stops when its epoch ends.",
 )
 @home_option
 @json_option
 def command(job: str, savepoint: str | None, timeout: float, home: str, as_json: bool) -> None:
-    """Let a running job finish its epoch and stop, and wait for that; its `onceflow run` ends with
-    exit code 0. Works from any machine that has the home. A job that does not run is left alone.
+    """Stop a running job at the end of its epoch, and wait for that.
+
+    Works on any machine that has the home. The onceflow run of the job ends with exit code 0. A
+    job that does not run is left alone.
+
+    With --json: one object with job, state, was_running, process (pid and host, or null), queries
+    (the last epoch of each), seconds, savepoint (name, path and bytes, or null). Exit codes: 0; 75
+    the job has not stopped in time, or not at the end of an epoch.
+
+    \b
+    onceflow stop word-count
+    onceflow stop word-count --savepoint before-upgrade
     """
     stop_job(job, home=home, savepoint=savepoint, timeout=timeout, as_json=as_json)
 
@@ -75,8 +85,8 @@ def _make(savepoints: Savepoints, name: str, done: Stopped) -> Savepoint:
     if epochs != {query: epoch for query, epoch in done.queries.items() if epoch is not None}:
         savepoints.delete(made.name)
         raise NotStopped(
-            "the job has been started again since it stopped, so no savepoint was made",
-            hint="stop it again, or make a savepoint while it runs: onceflow savepoint create",
+            "the job was started again after it stopped, so no savepoint was created",
+            hint="stop it again, or create a savepoint while it runs: onceflow savepoint create",
         )
     return made
 

@@ -31,57 +31,87 @@ _COLOURS = {"valid": "ok", "invalid": "wrong", "unknown": "warning"}
 
 @click.command("verify")
 @click.argument("job", metavar="[JOB.py[:name]]", required=False)
-@click.option("--seed", default=1, show_default=True, help="The same seed gives the same schedule.")
+@click.option(
+    "--seed",
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="The same seed gives the same schedule.",
+)
 @click.option(
     "--faults",
+    metavar="N",
     type=click.IntRange(min=1),
     show_default=f"{_FAULTS}, or one a second of --duration",
-    help="How many faults strike.",
+    help="The number of faults.",
 )
-@click.option("--part", metavar="K/N", default="1/1", help="Of the schedule only every Nth case.")
-@click.option("--duration", metavar="TIME", help='No fault strikes later, such as "10 min".')
+@click.option(
+    "--part", metavar="K/N", default="1/1", help="Run only every Nth case, from the Kth on."
+)
+@click.option(
+    "--duration", metavar="TIME", help='The time in which faults strike, such as "10 min".'
+)
 @click.option(
     "--fault",
     "kinds",
     metavar="KIND",
     multiple=True,
-    help="Only faults of this kind; snapshots: savepoint, rollback, restore and fork.",
+    help="Only faults of this kind; may be given several times. snapshots stands for savepoint, "
+    "rollback, restore and fork.",
 )
-@click.option("--at", "points", metavar="POINT", multiple=True, help="Only at this fault point.")
-@click.option("--jobs", metavar="NAMES", default="", help="Only these built-in jobs: echo,sum.")
+@click.option(
+    "--at",
+    "points",
+    metavar="POINT",
+    multiple=True,
+    help="Only at this fault point; may be given several times.",
+)
+@click.option(
+    "--jobs", metavar="NAMES", default="", help="Only these built-in jobs, such as echo,sum."
+)
 @click.option(
     "--sinks",
     metavar="NAMES",
     default="",
-    help="Only these sinks: files,sqlite,log,kafka,postgres.",
+    help="Only these sinks, of files,sqlite,log,kafka,postgres. A server is started for the last "
+    "two, unless $ONCEFLOW_KAFKA or $ONCEFLOW_POSTGRES names one.",
 )
 @click.option(
     "--guarantee",
     type=click.Choice([guarantee.value for guarantee in Guarantee]),
-    help="What the outputs of the built-in jobs promise.",
+    help="The guarantee of the outputs of the built-in jobs. What it allows is counted, and is not "
+    "a violation.",
 )
-@click.option("--input", "recorded", metavar="LOG", help="A recorded log as the input of JOB.py.")
+@click.option(
+    "--input",
+    "recorded",
+    metavar="LOG",
+    help="A recorded log as the input of JOB.py, in place of its workload.",
+)
 @click.option(
     "--master",
     type=click.Choice(["local", "cluster"]),
     default="local",
     show_default=True,
-    help="cluster: a standalone cluster that is started here, and ended.",
+    help="cluster: start a standalone cluster for the run.",
 )
 @click.option(
     "--brokers",
+    metavar="N",
     type=click.IntRange(1, 3),
     show_default=f"1, or 3 from {_LONG} faults on",
-    help="How many brokers the Kafka has that is started here.",
+    help="The number of Kafka brokers to start.",
 )
-@click.option("--report", metavar="FILE.html", help="Write a report that needs nothing but itself.")
-@click.option("--keep", metavar="FOLDER", help="Run there, and keep all that was written.")
+@click.option(
+    "--report", metavar="FILE.html", help="Write a report, one file without links to others."
+)
+@click.option("--keep", metavar="FOLDER", help="Run in this folder, new or empty, and keep it.")
 @click.option(
     "--record",
     metavar="DIR",
     default=lambda: str(Path(os.environ.get("ONCEFLOW_HOME") or DEFAULT_HOME) / "_verify"),
     show_default=f"_verify in $ONCEFLOW_HOME or {DEFAULT_HOME}",
-    help="Keep events, result and report there, for the page: the last 100 runs.",
+    help="Keep events, result and report of the last 100 runs there, for the page.",
 )
 @click.option("--no-record", is_flag=True, help="Keep nothing for the page.")
 @json_option
@@ -91,13 +121,18 @@ def command(  # noqa: PLR0917 - one parameter for each option
     recorded: str | None, master: str, brokers: int | None, report: str | None, keep: str | None,
     record: str, no_record: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Break a job in every way we know, and count.
+    """Run a job while faults strike, and compare its outputs with the expected result.
 
-    Without JOB.py the built-in jobs run. Each gets numbered rows while its driver is killed,
-    frozen and replaced, its files are lost and damaged, its tasks fail. Then what its targets hold
-    is compared with the truth, row by row.
+    Without JOB.py the built-in jobs run. Each reads numbered rows while its driver is killed,
+    frozen and replaced, its files are lost and damaged, and its tasks fail. Then the rows in its
+    targets are compared with the expected ones. docs/verify.md lists the faults and the checks.
 
-    Exit code 0: valid. 1: invalid. 3: unknown, because a check could not be made.
+    With --json: one event a line (docs/events.md). Exit codes: 0 valid; 1 invalid; 3 unknown,
+    because a check could not be made; 130 interrupted.
+
+    \b
+    onceflow verify --report proof.html
+    onceflow verify job.py --faults 10
     """
     from onceflow.harness.record import Record
     from onceflow.harness.runner import Runner
@@ -198,7 +233,7 @@ def _settings(  # noqa: PLR0917 - one parameter for each option
 
 
 def _command() -> str:
-    """The same again, without what only says where results go."""
+    """The command that repeats this run, without the options that say where results go."""
     given, kept = iter(sys.argv[1:]), []
     for argument in given:
         name = argument.partition("=")[0]
@@ -297,13 +332,13 @@ def _verdict(event: Event) -> list[str]:
     ]
     if event["recovery_s"]:
         times = ", ".join(f"{name} {value:.1f} s" for name, value in event["recovery_s"].items())
-        lines.append(f"from a fault to the next epoch, Spark's start apart: {times}")
+        lines.append(f"from a fault to the next epoch, without Spark's start: {times}")
     lines += [f"  allowed by its guarantee: {_said(allowed)}" for allowed in event["allowed"]]
     lines += [f"  {_said(violation)}" for violation in event["violations"][:_MOST_VIOLATIONS]]
     more = len(event["violations"]) - _MOST_VIOLATIONS
     lines += [f"  and {more} more"] if more > 0 else []
     lines += [f"  unknown: {why}" for why in event["unknown"]]
-    return [*lines, f"again: {event['command']}"]
+    return [*lines, f"to repeat it: {event['command']}"]
 
 
 def _said(violation: Event) -> str:
