@@ -75,7 +75,8 @@ _LOOK_IN_PYTHON = "import sqlite3; print(*sqlite3.connect('serving.db').execute(
 @click.option(
     "--kafka",
     is_flag=True,
-    help="Use a Kafka broker and a PostgreSQL server, which are started and ended.",
+    help="Use a Kafka broker and a PostgreSQL server. They are started, unless $ONCEFLOW_KAFKA or "
+    "$ONCEFLOW_POSTGRES names one. Needs Maven once.",
 )
 @click.option(
     "--port",

@@ -99,5 +99,5 @@ def _output(found: dict[str, Any]) -> str:
         for o in found["open"]
     ]
     held = table(["topic", "partition", "readers stop at", "held back, at most"], rows)
-    whose = "somebody else's" if found["aborted"] else "of this job, or somebody else's"
+    whose = "of another program" if found["aborted"] else "of this job, or of another program"
     return "\n".join([*lines, held, f"open transactions ({whose}) hold back these partitions"])
