@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 from onceflow.errors import JobError, OnceflowError
-from onceflow.jobs.handle import DEFAULT_HOME
+from onceflow.protocol.home import DEFAULT_HOME
 
 Event = dict[str, Any]
 

@@ -17,7 +17,7 @@ import click
 from onceflow.cli.display import Event, Report, display, json_option, paint, shown_on
 from onceflow.contract.ledger import Guarantee
 from onceflow.errors import JobError
-from onceflow.jobs.handle import DEFAULT_HOME
+from onceflow.protocol.home import DEFAULT_HOME
 from onceflow.service.units import number
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from onceflow.jobs.job import Job
 from onceflow.jobs.stop_request import StopRequest
 from onceflow.protocol.epoch import Epochs, ReplayedEpoch, Stopping
 from onceflow.protocol.epoch_log import Decision
-from onceflow.protocol.home import JobFolder, Query
+from onceflow.protocol.home import DEFAULT_HOME, JobFolder, Query
 from onceflow.protocol.keyed_spec import Keyed
 from onceflow.protocol.lease import Lease, host_name
 from onceflow.protocol.query_spec import QuerySpec
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-DEFAULT_HOME = ".onceflow"
 _POLL = 0.1
 _HUNG_AFTER = 30.0  # seconds
 _running: dict[Path, Handle] = {}

@@ -33,6 +33,8 @@ from onceflow.spark.session import REQUIRED
 from onceflow.store.names import NAME, check_name
 from onceflow.store.posix import LocalStore, make_dirs, seal, unseal
 
+DEFAULT_HOME = ".onceflow"
+
 
 def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
