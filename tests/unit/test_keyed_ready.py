@@ -205,7 +205,7 @@ def test_clicks_that_a_later_one_hides_are_not_kept() -> None:
         (Sessions("1 hour"), {"event_time": "at"}, "no session is ever complete"),
         (Sessions("often"), TIMED, "'often' is not a span"),
         (Sessions("1 hour", {"end": "count"}), TIMED, "end is there already"),
-        (JoinLast("order", to="click", within="1 day"), {}, "no answer is ever certain"),
+        (JoinLast("order", to="click", within="1 day"), {}, "no match is final"),
         (JoinLast("order", to="click", within="1 day"), TIMED, "no column kind"),
         (JoinLast("a", to="a", within="1 day", kind="id"), TIMED, "name other kinds"),
     ],

@@ -52,7 +52,7 @@ from onceflow.state.load import load
 from onceflow.state.manifest import Manifest, MergeResult, Run
 from onceflow.state.process import Time
 from onceflow.state.runs import StoreSchema
-from onceflow.state.task import PLACE, REPORT, Work, run_task, store_schema
+from onceflow.state.task import PLACE, REPORT, StepWork, run_task, store_schema
 from onceflow.store.posix import make_dirs
 
 FOLDER = "onceflow/keyed"
@@ -211,17 +211,17 @@ class KeyedRunner:
         seen = partitions_seen(known_partitions(step, previous), reports, now)
         kept = {
             "manifest": name, "crc": crc, "groups": step.groups,
-            "schema": _schema_entry(store_schema(work.bound()), previous.get("schema")),
+            "schema": _schema_entry(store_schema(work.bind()), previous.get("schema")),
             "seen": seen, "order": list(step.order),
             "watermark": next_watermark(step, seen, watermark, now),
             "rows": sum(r["rows"] for r in reports), "late": sum(r["late"] for r in reports),
             "fired": sum(r["fired"] for r in reports), "next": next_due(reports),
-            "idle_at": idle_at(step, seen, now), "until": work.until(step.clocks),
+            "idle_at": idle_at(step, seen, now), "until": work.due_until(step.clocks),
         }  # fmt: skip
         return kept, reports
 
     @staticmethod
-    def _run_tasks(placed: Any, work: Work) -> list[dict[str, Any]]:
+    def _run_tasks(placed: Any, work: StepWork) -> list[dict[str, Any]]:
         """What each task reports, of the attempt that Spark took."""
         found = map_in_arrow(placed, partial(_in_task, work), f"{REPORT} string").collect()
         return [json.loads(row[0]) for row in found]
@@ -245,8 +245,8 @@ class KeyedRunner:
         place: Path = Path(),
         tasks: int = 1,
         handled: Mapping[str, tuple[int, int]] | None = None,
-    ) -> Work:
-        return Work(
+    ) -> StepWork:
+        return StepWork(
             name=step.name,
             process=step.process,
             by=step.by,
@@ -266,7 +266,7 @@ class KeyedRunner:
         )
 
     def _schema(self, step: KeyedStep) -> StoreSchema:
-        return store_schema(self._work(step, Manifest(-1, step.groups), Time(0, None, 0)).bound())
+        return store_schema(self._work(step, Manifest(-1, step.groups), Time(0, None, 0)).bind())
 
     def _manifest(
         self, step: KeyedStep, previous: Mapping[str, Any], context: EpochContext, place: Path
@@ -432,7 +432,7 @@ def _task_of(place: str, groups: int, tasks: int) -> str:
     return f"cast((({group} + 1) * {tasks} - 1) div {groups} as int)"
 
 
-def _in_task(work: Work, batches: Any) -> Any:
+def _in_task(work: StepWork, batches: Any) -> Any:
     from pyspark import TaskContext
 
     context = TaskContext.get()

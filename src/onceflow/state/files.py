@@ -1,7 +1,8 @@
-"""Parquet files that are to become state: which they are, and whether their columns fit.
+"""Parquet files of state: which they are, whether their columns fit, and how `dump` writes them.
 
-Columns are matched by name, whoever wrote the files, and numbers may be narrower than the state's
-(`evolve`). A state that a file does not have is null; all else that differs is refused by name.
+Columns are matched by name, whatever program wrote the files, and numbers may be narrower than
+those of the state (`evolve.py`). A state that a file lacks is null. Any other difference is an
+error that names the column.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from onceflow.store.posix import fsync_file, translate_disk_full
 
 Tell = Callable[[int], None]  # how far it is
 
-ABOUT = "_onceflow.json"  # beside files that were exported: what they are, and if they are all
-HIDDEN = "_written."  # columns that say when a value was written
+ABOUT = "_onceflow.json"  # beside exported files: what they are, and whether they are all
+HIDDEN = "_written."  # columns with the time at which a value was written
 _UTC = pa.timestamp("us", "UTC")
 
 
 def check_files(source: Path, schema: StoreSchema) -> tuple[str, ...]:
-    """`JobError` unless the files fit; the states that are missing in some of them."""
+    """`JobError` unless the files fit; returns the states that some of them lack."""
     absent: set[str] = set()
     for path in list_files(source):
         with open_parquet(path) as file:
@@ -40,7 +41,7 @@ def check_files(source: Path, schema: StoreSchema) -> tuple[str, ...]:
 
 
 def list_files(source: Path) -> list[Path]:
-    """Of a folder those that Spark would read, also in folders inside of it."""
+    """The file, or the Parquet files that Spark would read in the folder and its sub-folders."""
     if source.is_file():
         return [source]
     if not source.is_dir():
@@ -54,7 +55,7 @@ def list_files(source: Path) -> list[Path]:
     if about.is_file() and not json.loads(about.read_text())["complete"]:
         raise JobError(
             f"{source} is of an export that did not come to its end",
-            hint="remove the folder, and export again",
+            hint="remove the folder and export again",
         )
     if not found:
         raise JobError(
@@ -73,7 +74,7 @@ def open_parquet(path: Path) -> Any:
 
 
 def _check_file(path: Path, given: pa.Schema, schema: StoreSchema) -> set[str]:
-    """The states that the file does not have."""
+    """The states that the file lacks."""
     wanted = [*schema.keys.names, *schema.values.names]
     unknown = [name for name in given.names if name not in wanted]
     missing = [name for name in schema.keys.names if name not in given.names]
@@ -91,28 +92,28 @@ def _check_file(path: Path, given: pa.Schema, schema: StoreSchema) -> set[str]:
             pa.schema([plain.field(name) for name in part.names if name in plain.names])
             for part in (schema.keys, schema.values)
         )
-        wrong += find_key_misfits(_zoned(keys), _zoned(schema.keys))
-        wrong += find_misfits(_zoned(values), _zoned(schema.values))
+        wrong += find_key_misfits(_with_zones(keys), _with_zones(schema.keys))
+        wrong += find_misfits(_with_zones(values), _with_zones(schema.values))
     if wrong:
         raise JobError(
             f"the columns of {path} do not fit the state:\n  - " + "\n  - ".join(wrong),
-            hint="the state has the key "
-            f"{_told(schema.keys)}, and {_told(schema.values)}; cast and rename what differs",
+            hint=f"the state has the key {_describe(schema.keys)}, and {_describe(schema.values)}; "
+            "cast and rename what differs",
         )
     return absent
 
 
-def _told(schema: pa.Schema) -> str:
+def _describe(schema: pa.Schema) -> str:
     return ", ".join(
         f"{field.name} {field.type}" for field in schema if not field.name.startswith(HIDDEN)
     )
 
 
 def to_spark_types(path: Path, given: pa.Schema, schema: StoreSchema) -> pa.Schema:
-    """The columns as Spark's types are in Arrow, whoever wrote the file."""
+    """The columns with the Arrow types of Spark, whatever program wrote the file."""
     fields = []
     for field in given:
-        if t.is_null(field.type):  # nobody knows of what type its nulls are
+        if t.is_null(field.type):  # its nulls have no type of their own
             part = schema.keys if field.name in schema.keys.names else schema.values
             fields.append(part.field(field.name))
             continue
@@ -121,26 +122,26 @@ def to_spark_types(path: Path, given: pa.Schema, schema: StoreSchema) -> pa.Sche
         except JobError:
             raise JobError(
                 f"column {field.name} of {path} is {field.type}, for which Spark has no type",
-                hint="cast it to what the state has",
+                hint="cast it to the type of the state",
             ) from None
     return pa.schema(fields)
 
 
-def _zoned(schema: pa.Schema) -> pa.Schema:
-    """For comparing: a time without a zone is UTC (Spark's own files often do not say it)."""
-    return pa.schema([field.with_type(_zoned_type(field.type)) for field in schema])
+def _with_zones(schema: pa.Schema) -> pa.Schema:
+    """To compare: a time without a zone is UTC (files of Spark often lack the zone)."""
+    return pa.schema([field.with_type(_with_zone(field.type)) for field in schema])
 
 
-def _zoned_type(kind: pa.DataType) -> pa.DataType:
+def _with_zone(kind: pa.DataType) -> pa.DataType:
     if t.is_timestamp(kind):
         return _UTC
     if t.is_struct(kind):
-        return pa.struct([field.with_type(_zoned_type(field.type)) for field in kind])
+        return pa.struct([field.with_type(_with_zone(field.type)) for field in kind])
     if t.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_zoned_type(kind.value_type)))
+        return pa.list_(kind.value_field.with_type(_with_zone(kind.value_type)))
     if t.is_map(kind):
         return pa.map_(
-            _zoned_type(kind.key_type), kind.item_field.with_type(_zoned_type(kind.item_type))
+            _with_zone(kind.key_type), kind.item_field.with_type(_with_zone(kind.item_type))
         )
     return kind
 
@@ -150,9 +151,11 @@ _FILE_BYTES = 256 << 20
 
 
 def dump(reader: Reader, folder: Path, tell: Tell = lambda _: None) -> int:
-    """All keys that there are, in the order of their places; how many. At least one file is
-    written. `tell` is called with the number of key groups that are done."""
-    parts = _Parts(folder, reader.schema.keys, reader.schema.values)
+    """Write all keys in the order of their places, to at least one file; returns their number.
+
+    `load` makes the same state of the files. `tell` is called with the key groups done so far.
+    """
+    parts = _PartWriter(folder, reader.schema.keys, reader.schema.values)
     for places, keys, values in reader.scan():
         rows = pa.Table.from_arrays([*keys.columns, *values.columns], schema=parts.schema)
         parts.add(rows)
@@ -161,8 +164,8 @@ def dump(reader: Reader, folder: Path, tell: Tell = lambda _: None) -> int:
     return parts.close()
 
 
-class _Parts:
-    """Files of bounded size, each of them durable when the next one begins."""
+class _PartWriter:
+    """Files of bounded size, each of them durable before the next one begins."""
 
     def __init__(self, folder: Path, keys: pa.Schema, values: pa.Schema) -> None:
         self.schema = pa.schema([field.with_nullable(True) for field in (*keys, *values)])

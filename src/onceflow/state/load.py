@@ -1,13 +1,13 @@
-"""State from Parquet files: history that a step begins with, or state that was corrected by hand.
+"""Load state from Parquet files: history for a new step, or state that was corrected by hand.
 
-Every row becomes the state of its key, or nothing is loaded: a column that does not fit and a key
-that is there twice are refused by name. Rows may be in any order and of any number:
+Every row becomes the state of its key, or nothing is loaded: a column that does not fit, or a key
+that comes twice, is an error that names it. There may be any number of rows, in any order:
 
 1. check   the columns of all files, by name
-2. spread  rows over scratch files by the place of their key, none of which is large
-3. sort    one scratch file after the other, into runs
+2. spread  the rows over small scratch files, by the places of their keys
+3. sort    each scratch file, and write it to runs
 
-Memory is bounded by a scratch file. A row whose states are all null is no state, and is left out.
+Memory is bounded by one scratch file. A row whose states are all null is skipped.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _FEW = 3  # keys that an error names
 
 @dataclass(frozen=True)
 class LoadResult:
-    """State that nobody knows yet: its runs are on disk, and a manifest of them is not."""
+    """State whose runs are on disk and whose manifest is not."""
 
     manifest: Manifest
     rows: int
     earliest: dict[str, int | None]  # of each timer
-    absent: tuple[str, ...]  # states that not every file has: null where it is missing
+    absent: tuple[str, ...]  # states that some files lack
 
 
 def load(
@@ -60,10 +60,10 @@ def load(
     scratch: Path,
     tell: Tell = lambda _: None,
 ) -> LoadResult:
-    """The rows of the Parquet files at `source`, as runs in `into` that begin with `prefix`.
+    """Write the rows at `source` to runs in `into` whose names begin with `prefix`.
 
-    `epoch`: that they are the state of. Values without a time of writing count as written `now`.
-    `scratch`: a new folder, which is removed again.
+    They become the state of `epoch`. Values without a time of writing count as written `now`.
+    `scratch` is a new folder, removed at the end.
     """
     # 1. check
     absent = check_files(source, schema)
@@ -73,7 +73,7 @@ def load(
         spread = _spread(source, schema, scratch, now, tell)
 
         # 3. sort
-        with _Runs(into, prefix, schema, groups, epoch) as runs:
+        with _RunsWriter(into, prefix, schema, groups, epoch) as runs:
             for path in spread:
                 _sort(path, schema, runs, source)
             found = runs.close()
@@ -91,14 +91,14 @@ def load(
 
 
 def _spread(source: Path, schema: StoreSchema, scratch: Path, now: int, tell: Tell) -> list[Path]:
-    """Scratch files with the rows, in the order of their places from file to file."""
-    parts = _parts(source)
+    """Write the rows to scratch files; places ascend from file to file, not inside a file."""
+    parts = _count_parts(source)
     paths = [scratch / f"{number}{SUFFIX}" for number in range(parts)]
-    layout = _layout(schema)
+    layout = _scratch_schema(schema)
     total = 0
     with contextlib.ExitStack() as stack, translate_disk_full(scratch):
         writers = [stack.enter_context(pa.ipc.new_file(str(path), layout)) for path in paths]
-        for rows in _batches(source, schema, now):
+        for rows in _read(source, schema, now):
             total += rows.num_rows
             number = groups_of(rows.column(0).to_numpy(), parts)
             order = np.argsort(number, kind="stable")
@@ -111,7 +111,7 @@ def _spread(source: Path, schema: StoreSchema, scratch: Path, now: int, tell: Te
     return paths
 
 
-def _parts(source: Path) -> int:
+def _count_parts(source: Path) -> int:
     rows = size = 0
     for path in list_files(source):
         with open_parquet(path) as file:
@@ -121,26 +121,26 @@ def _parts(source: Path) -> int:
     return min(max(rows // _SCRATCH_ROWS, size // _SCRATCH_BYTES) + 1, _MOST_SCRATCH)
 
 
-def _layout(schema: StoreSchema) -> pa.Schema:
+def _scratch_schema(schema: StoreSchema) -> pa.Schema:
     return pa.schema([pa.field("_place", pa.int64()), *schema.keys, *schema.values])
 
 
-def _batches(source: Path, schema: StoreSchema, now: int) -> Iterator[pa.Table]:
+def _read(source: Path, schema: StoreSchema, now: int) -> Iterator[pa.Table]:
     for path in list_files(source):
         with open_parquet(path) as file:
             plain = to_spark_types(path, file.schema_arrow, schema)
             try:
                 for batch in file.iter_batches(_READ_ROWS):
                     rows = pa.Table.from_batches([batch]).cast(plain)
-                    yield _placed(rows, schema, now)
+                    yield _add_places(rows, schema, now)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise BadInput(
                     f"{path} cannot be read as state: {error}",
-                    hint="write it again, with the types that the state has",
+                    hint="write it again with the types of the state",
                 ) from None
 
 
-def _placed(rows: pa.Table, schema: StoreSchema, now: int) -> pa.Table:
+def _add_places(rows: pa.Table, schema: StoreSchema, now: int) -> pa.Table:
     keys = adapt(rows.select(schema.keys.names), schema.keys)
     known = [name for name in schema.values.names if name in rows.column_names]
     values = adapt(rows.select(known), schema.values)
@@ -153,7 +153,8 @@ def _placed(rows: pa.Table, schema: StoreSchema, now: int) -> pa.Table:
             of = columns[name.removeprefix(HIDDEN)]
             columns[name] = pc.if_else(of.is_valid(), pa.scalar(now, pa.int64()), None)
     table = pa.Table.from_arrays(
-        [pa.array(places_of(keys)), *keys.columns, *columns.values()], schema=_layout(schema)
+        [pa.array(places_of(keys)), *keys.columns, *columns.values()],
+        schema=_scratch_schema(schema),
     )
     return table if live.all() else table.filter(pa.array(live))
 
@@ -161,7 +162,7 @@ def _placed(rows: pa.Table, schema: StoreSchema, now: int) -> pa.Table:
 # ---------------------------------------------------------------- 3. sort
 
 
-def _sort(path: Path, schema: StoreSchema, runs: _Runs, source: Path) -> None:
+def _sort(path: Path, schema: StoreSchema, runs: _RunsWriter, source: Path) -> None:
     with pa.memory_map(str(path)) as file:
         table = pa.ipc.open_file(file).read_all().combine_chunks()
         order = np.argsort(table.column(0).to_numpy(), kind="stable")
@@ -171,11 +172,11 @@ def _sort(path: Path, schema: StoreSchema, runs: _Runs, source: Path) -> None:
     keys = table.select(schema.keys.names)
     again = find_repeats(places, keys)
     if again is not None:
-        _refuse_twice(keys.filter(pa.array(again)), source)
+        _refuse_repeats(keys.filter(pa.array(again)), source)
     runs.add(places, keys, table.select(schema.values.names))
 
 
-def _refuse_twice(keys: pa.Table, source: Path) -> None:
+def _refuse_repeats(keys: pa.Table, source: Path) -> None:
     rows = keys.slice(0, _FEW).to_pylist()
     some = "; ".join(", ".join(f"{k}={v!r}" for k, v in row.items()) for row in rows)
     raise BadRows(
@@ -184,9 +185,8 @@ def _refuse_twice(keys: pa.Table, source: Path) -> None:
     )
 
 
-class _Runs:
-    """Writes runs of bounded size; each key group is in one of them. Nothing is left of them if
-    that fails."""
+class _RunsWriter:
+    """Writes runs of bounded size, each key group to one of them; removes them if that fails."""
 
     def __init__(
         self, folder: Path, prefix: str, schema: StoreSchema, groups: int, epoch: int
@@ -196,7 +196,7 @@ class _Runs:
         self._done: list[Run] = []
         self._begin()
 
-    def __enter__(self) -> _Runs:
+    def __enter__(self) -> _RunsWriter:
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
@@ -209,7 +209,7 @@ class _Runs:
     def _begin(self) -> None:
         self._path = self._folder / f"{self._prefix}-{len(self._done)}{SUFFIX}"
         self._writer = RunWriter(self._path, self._schema, self._groups)
-        self._bytes, self._last = 0, -1  # the last group that it has rows of
+        self._bytes, self._last = 0, -1  # the last group of its rows
 
     def add(self, places: Places, keys: pa.Table, values: pa.Table) -> None:
         start = 0

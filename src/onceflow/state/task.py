@@ -1,12 +1,12 @@
-"""What one task of a keyed step does in one epoch.
+"""One task of a keyed step in one epoch.
 
-It is given the epoch's rows of its key groups in the order of their places, reads the state of
-their keys as it stood after the epoch before, calls the process, and writes rows and new state to
-files that nobody knows yet. What it yields is one row that describes them. The driver takes the
-files of the attempts whose row it was given, and no others: rows and state of one attempt.
+Spark gives it the rows of its key groups in the order of their places. It reads the state of their
+keys after the epoch before, calls the process, and writes rows and new state to new files. It
+yields one row that describes them. The driver uses the files of the attempts whose row it received,
+and no others, so rows and state come from one attempt.
 
-A task holds a slice of its rows at a time (a key's rows are never cut), and of the state what the
-keys of the slice need.
+A task holds one slice of its rows at a time, which has all rows of each of its keys, and the state
+of the keys of the slice.
 """
 
 from __future__ import annotations
@@ -38,39 +38,39 @@ from onceflow.store.posix import translate_disk_full
 
 PLACE, LATE, PART = "_onceflow_place", "_onceflow_late", "_onceflow_part"
 REPORT = "report"
-_SLICE = 1 << 18  # rows that are worked on at a time
+_SLICE = 1 << 18  # rows of a slice
 _SLICE_BYTES = 1 << 27
-_DUE = 1 << 16  # keys whose timers fire at a time
+_DUE = 1 << 16  # keys whose timers fire at once
 
 
 @dataclass(frozen=True)
-class Work:
-    """What all tasks of one step have to know in one epoch."""
+class StepWork:
+    """What all tasks of one step know in one epoch."""
 
     name: str
     process: KeyedProcess
     by: tuple[str, ...]
     rows: str  # Spark's schema of the rows
-    output: str  # and of what the process emits
+    output: str  # and of the rows that the process emits
     event_time: str | None
     watermark: bool
     null_keys: str
     tasks: int
     state: str  # the folder of the step's state
-    rows_to: str  # the folder of what it emits
+    rows_to: str  # the folder of the emitted rows
     late_to: str | None
-    prefix: str  # of the names of all files that it writes
-    manifest: Manifest  # the state that it begins with
+    prefix: str  # of the names of all files that tasks write
+    manifest: Manifest  # the state before
     time: Time
-    # Timer -> the epoch before, and what was due until then: that has fired.
+    # Timer -> the epoch before, and the time up to which it fired.
     handled: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
-    def until(self, timers: Mapping[str, str]) -> dict[str, int]:
-        """Timer -> what is due until then fires in this epoch. `timers`: and their clocks."""
+    def due_until(self, timers: Mapping[str, str]) -> dict[str, int]:
+        """Timer -> the time up to which it fires in this epoch. `timers`: timer -> clock."""
         ends = {"event": self.time.watermark, "processing": self.time.now}
         return {timer: end for timer, clock in timers.items() if (end := ends[clock]) is not None}
 
-    def bound(self) -> Step:
+    def bind(self) -> Step:
         rows = arrow_schema(self.rows)
         keys = pa.schema([rows.field(name) for name in self.by])
         return Step(
@@ -88,17 +88,17 @@ class _Counts:
     late: int = 0
     out: int = 0
     fired: int = 0
-    seen: dict[str, int] = field(default_factory=dict)  # partition -> its latest event time
+    seen: dict[str, int] = field(default_factory=dict)  # partition -> latest event time
 
 
-def run_task(work: Work, number: int, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
+def run_task(work: StepWork, number: int, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
     yield pa.RecordBatch.from_pydict({REPORT: [json.dumps(_Task(work, number).run(batches))]})
 
 
 class _Task:
-    def __init__(self, work: Work, number: int) -> None:
+    def __init__(self, work: StepWork, number: int) -> None:
         self._work = work
-        self._step = work.bound()
+        self._step = work.bind()
         self._schema = arrow_schema(work.rows)
         self._groups = task_ranges(work.manifest.groups, work.tasks)[number]
         store = store_schema(self._step)
@@ -108,12 +108,12 @@ class _Task:
             Path(work.state) / f"{self._prefix}.arrow", store, work.manifest.groups
         )
         self._merged = Path(work.state) / f"{self._prefix}-merged.arrow"
-        # A class that travels by value has its states in another order.
+        # A class that was pickled by value may have its states in another order.
         self._output = arrow_schema(work.output)
-        self._out = _Rows(Path(work.rows_to) / f"{self._prefix}.parquet", self._output)
+        self._out = _RowFile(Path(work.rows_to) / f"{self._prefix}.parquet", self._output)
         late = None if work.late_to is None else Path(work.late_to) / f"{self._prefix}.parquet"
-        self._late = None if late is None else _Rows(late, self._schema)
-        self._until = work.until(self._step.timers)
+        self._late = None if late is None else _RowFile(late, self._schema)
+        self._until = work.due_until(self._step.timers)
         self._counts = _Counts()
         self._where = f"{work.name}, key groups {self._groups.start} to {self._groups.stop - 1}"
 
@@ -121,11 +121,11 @@ class _Task:
         low = first_place(self._groups.start, self._work.manifest.groups)
         end = first_place(self._groups.stop, self._work.manifest.groups)
         nothing = pa.schema([*self._schema, pa.field(PLACE, pa.int64())]).empty_table()
-        for rows, high in _slices(batches, end, nothing):
-            self._slice(self._on_time(rows), low, high)
+        for rows, high in _cut_slices(batches, end, nothing):
+            self._process(self._drop_late(rows), low, high)
             low = high
-        files = [path for path in (self._out.close(),) if path]
-        late = [path for path in (self._late and self._late.close(),) if path]
+        files = self._out.close()
+        late = [] if self._late is None else self._late.close()
         reach_in_task("task.rows-written")
         run = self._writer.close(born=self._work.time.epoch)
         reach_in_task("task.run-written")
@@ -134,13 +134,13 @@ class _Task:
         counts = self._counts
         return {
             "rows": counts.rows, "late": counts.late, "out": counts.out, "fired": counts.fired,
-            "seen": counts.seen, "next": self._next(run),
+            "seen": counts.seen, "next": self._find_next_due(run),
             "files": files, "late_files": late,
             "run": None if run is None else run.to_json(), "merged": merged,
         }  # fmt: skip
 
-    def _on_time(self, rows: pa.Table) -> pa.Table:
-        """Count the rows, and put aside those that are late."""
+    def _drop_late(self, rows: pa.Table) -> pa.Table:
+        """Count the rows, and put late ones aside."""
         counts = self._counts
         counts.rows += rows.num_rows
         if not rows.num_rows or not self._work.watermark:
@@ -161,19 +161,19 @@ class _Task:
             self._late.add(rows.filter(late).select(self._schema.names).cast(self._schema))
         return rows.filter(pc.invert(late))
 
-    def _slice(self, rows: pa.Table, low: int, high: int) -> None:
-        """All that happens to keys at places in [low, high): rows, and timers that are due."""
+    def _process(self, rows: pa.Table, low: int, high: int) -> None:
+        """Give keys at places in [low, high) their rows, and fire their timers."""
         while True:
-            places, due, reached = self._due(low, high)
+            places, due, reached = self._find_due(low, high)
             places_of_rows = _numpy(rows[PLACE]) if rows.num_rows else np.zeros(0, np.int64)
             cut = rows.num_rows if reached >= high else int(places_of_rows.searchsorted(reached))
-            self._step_over(rows.slice(0, cut), places_of_rows[:cut], places, due)
+            self._run_step(rows.slice(0, cut), places_of_rows[:cut], places, due)
             if reached >= high:
                 return
             rows, low = rows.slice(cut), reached
 
-    def _due(self, low: int, high: int) -> tuple[np.ndarray, pa.Table | None, int]:
-        """Keys of which a timer is due, from `low` on, and up to where these are all."""
+    def _find_due(self, low: int, high: int) -> tuple[np.ndarray, pa.Table | None, int]:
+        """Keys from `low` on that have a due timer, and the place up to which these are all."""
         reached, found = high, []
         for timer, until in self._until.items():
             handled = self._work.handled.get(timer)
@@ -190,7 +190,7 @@ class _Task:
         self._counts.fired += len(places)
         return places, keys, reached
 
-    def _step_over(
+    def _run_step(
         self, rows: pa.Table, places: np.ndarray, due: np.ndarray, due_keys: pa.Table | None
     ) -> None:
         if not len(places) and not len(due):
@@ -227,8 +227,8 @@ class _Task:
                 raise BadRows(
                     f"{self._where}: {keys[name].null_count} rows of epoch "
                     f"{self._work.time.epoch} have no {name!r}, which is part of the key",
-                    hint=f"filter them before flow.keyed, or take null_keys='keep': a key {name!r} "
-                    "that is null is a key like any other",
+                    hint="filter them before flow.keyed, or pass null_keys='keep', which makes "
+                    "null a key like any other",
                 )
 
     def _compact(self, run: Any) -> list[Any]:
@@ -241,8 +241,8 @@ class _Task:
 
         return [m.to_json() for m in compact(self._reader, plan, self._merged, expired)]
 
-    def _next(self, run: Any) -> Mapping[str, int | None]:
-        """Timer -> no timer of that name is due before this time."""
+    def _find_next_due(self, run: Any) -> Mapping[str, int | None]:
+        """Timer -> no timer of this name is due before that time."""
         found = {}
         for timer in self._step.timers:
             times = [self._reader.find_next_due(timer, self._until.get(timer))]
@@ -252,9 +252,12 @@ class _Task:
         return found
 
 
-class _Rows:
-    """A Parquet file that is there only if there are rows. What of it is decided is hardened by
-    the driver; the rest is read in the same epoch or never."""
+class _RowFile:
+    """A Parquet file that exists only if there are rows.
+
+    It is not synced: the driver hardens the files that it decides, and the others are read in the
+    same epoch or never.
+    """
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._path, self._schema = path, schema
@@ -269,18 +272,19 @@ class _Rows:
                 self._writer = pq.ParquetWriter(self._path, self._schema)
             self._writer.write_table(rows)
 
-    def close(self) -> str | None:
+    def close(self) -> list[str]:
+        """The path, if there is a file."""
         if self._writer is None:
-            return None
+            return []
         with translate_disk_full(self._path):
             self._writer.close()
-        return str(self._path)
+        return [str(self._path)]
 
 
-def _slices(
+def _cut_slices(
     batches: Iterator[pa.RecordBatch], end: int, nothing: pa.Table
 ) -> Iterator[tuple[pa.Table, int]]:
-    """The rows in pieces that cut no place, each with the first place that is not in it."""
+    """The rows in slices that have all rows of a place, each with the first place after it."""
     held: list[pa.RecordBatch] = []
     size, weight, schema = 0, 0, None
     for batch in batches:
@@ -295,7 +299,7 @@ def _slices(
         last = batch[PLACE][-1].as_py()
         cut = int(_numpy(batch[PLACE]).searchsorted(last))
         if cut == 0 and held[0][PLACE][0].as_py() == last:
-            continue  # all of one place
+            continue  # all rows are of one place
         table = pa.Table.from_batches(held)
         cut = int(_numpy(table[PLACE]).searchsorted(last))
         yield table.slice(0, cut), last

@@ -1,4 +1,4 @@
-"""A row and the last row of another kind before it, whichever of the two comes first."""
+"""`JoinLast`: each row with the last row of another kind before it, in whatever order they come."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _AT, _KIND = "at", "kind"
 
 
 class JoinLast(KeyedProcess):
-    """Each row of the kind `of` is emitted once, with the last row of the kind `to` before it.
+    """Emits each row of the kind `of` once, with the last row of the kind `to` before it.
 
     `JoinLast("order", to=["click", "impression"], within="7 days", take=["ad"])`: an order with the
     last click of its key at or before it, at most seven days old; if there is none, with the last
-    impression; else alone. It waits until the watermark has passed it, so that the answer does not
-    depend on which of them came first.
+    impression; else alone. The order waits until the watermark has passed it, so the result does
+    not depend on which of the rows came first.
 
-    `kind` names the column that tells kinds apart; rows of other kinds do not take part. Emitted
-    are the columns of the row, then `matched` (the kind that was found, or null), `matched_at`, and
-    `matched_<column>` for each that `take` names. Of rows at the same time the one that came later.
-    A row without an event time matches nothing.
+    `kind` names the column with the kind of each row; rows of other kinds are ignored. The output
+    has the columns of the row, then `matched` (the kind that was found, or null), `matched_at`, and
+    `matched_<column>` for each column of `take`. Of rows at the same time the one that came later
+    matches. A row without an event time matches nothing.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class JoinLast(KeyedProcess):
         owner, at = type(self).__name__, self.binding.event_time
         if at is None or not self.binding.watermark:
             raise JobError(
-                f"{owner}: without a watermark no answer is ever certain",
+                f"{owner} needs a watermark: without one, no match is final",
                 hint="give the step event_time= and watermark=",
             )
         missing = [name for name in (self._kind, *self._take) if name not in rows.names]
@@ -83,7 +83,7 @@ class JoinLast(KeyedProcess):
             raise JobError(f"{owner}: the rows have a column {twice[0]}", hint="rename it")
         fields = [(f"take{n}", rows.field(name).type) for n, name in enumerate(self._take)]
         seen = pa.struct([(_KIND, pa.int32()), (_AT, self._time_type), *fields])
-        # A row that is asked for at the end of its time must still be there, just after it.
+        # A row that may match until the end of `within` must still be there just after it.
         ttl = timedelta(microseconds=self._within + 2)
         self.declare(
             waiting=ListState(row_type(rows, keys)),
@@ -99,38 +99,36 @@ class JoinLast(KeyedProcess):
         rank = rank.fill_null(-1).to_numpy(zero_copy_only=False)
         at = to_micros(rows[self._at], LONG_AGO)
         answering = np.flatnonzero((rank >= 0) & (at != LONG_AGO))
-        seen = self._as_seen(rows, rank, answering)
+        seen = self._to_seen(rows, rank, answering)
         asks = rows.take(pa.array(asking))
-        return self._answered(keys, asks, self.index[asking], seen, self.index[answering])
+        return self._answer(keys, asks, self.index[asking], seen, self.index[answering])
 
     def on_timer(self, keys: pa.Table) -> Any:
         nothing = np.empty(0, np.int64)
         rows = self.binding.rows.empty_table()
-        return self._answered(keys, rows, nothing, self._as_seen(rows, nothing, nothing), nothing)
+        return self._answer(keys, rows, nothing, self._to_seen(rows, nothing, nothing), nothing)
 
-    def _as_seen(self, rows: pa.Table, rank: Ints, which: Ints) -> pa.Array:
+    def _to_seen(self, rows: pa.Table, rank: Ints, which: Ints) -> pa.Array:
         some = rows.take(pa.array(which))
         taken = [combine(some[name]) for name in self._take]
         columns = [pa.array(rank[which], pa.int32()), combine(some[self._at]), *taken]
         names = [_KIND, _AT, *(f"take{n}" for n in range(len(taken)))]
         return pa.StructArray.from_arrays(columns, names)
 
-    def _answered(
+    def _answer(
         self, keys: pa.Table, rows: pa.Table, rows_of: Ints, seen: pa.Array, seen_of: Ints
     ) -> Any:
-        """Emit what is certain; the rest waits. `rows` ask, `seen` answer."""
+        """Emit the rows whose match is final; the others wait. `rows` ask, `seen` answer."""
         waiting, known = combine(keys["waiting"]), combine(keys["seen"])
         new = rows_to_structs(rows, waiting.type.value_type)
         asked, of, _ = append_elements(waiting, new, rows_of)
         at = to_micros(get_field(asked, self._at), LONG_AGO)
         elements, elements_of, _ = append_elements(known, seen, seen_of)
-        there = _Seen(
-            elements, elements_of, to_micros(get_field(elements, _AT), LONG_AGO)
-        ).in_order()
+        there = _Seen(elements, elements_of, to_micros(get_field(elements, _AT), LONG_AGO)).sort()
 
         certain = (at < self.settled[of]) | (at == LONG_AGO)
         sure, unsure = np.flatnonzero(certain), np.flatnonzero(~certain)
-        match = self._matches(there, of[sure], at[sure])
+        match = self._match(there, of[sure], at[sure])
         out = structs_to_columns(
             keys.select(self.binding.keys.names), of[sure], asked.take(pa.array(sure))
         )
@@ -143,21 +141,21 @@ class JoinLast(KeyedProcess):
 
         rest_of, rest = of[unsure], asked.take(pa.array(unsure))
         answer = np.full(len(keys), np.iinfo(np.int64).max)
-        np.minimum.at(answer, rest_of, at[unsure] + 1)  # rows at the same time count, so after it
-        kept = there.take(there.of_use(self.settled))
+        np.minimum.at(answer, rest_of, at[unsure] + 1)  # just after, as rows at the same time count
+        kept = there.take(there.find_useful(self.settled))
         return out, {
             "waiting": pack(rest, rest_of, len(keys), waiting.type),
             "seen": pack(kept.elements, kept.of, len(keys), known.type),
             "answer_at": to_timestamps(answer, answer == np.iinfo(np.int64).max),
         }
 
-    def _matches(self, seen: _Seen, of: Ints, at: Ints) -> Ints:
-        """For each that asks, which one of those seen it is; -1: none."""
+    def _match(self, seen: _Seen, of: Ints, at: Ints) -> Ints:
+        """For each asking row the number of the seen row that matches; -1: none."""
         match = np.full(len(of), -1, np.int64)
         kinds = seen.kinds()
         for rank in range(len(self._to)):
             some = np.flatnonzero(kinds == rank)
-            last = _last_before(seen.of[some], seen.at[some], of, at)
+            last = _find_last_before(seen.of[some], seen.at[some], of, at)
             index = some[last[last >= 0]]
             asks = np.flatnonzero(last >= 0)
             fits = (seen.at[index] >= at[asks] - self._within) & (match[asks] < 0)
@@ -167,7 +165,7 @@ class JoinLast(KeyedProcess):
 
 @dataclass(frozen=True)
 class _Seen:
-    """Rows that answer, of many keys."""
+    """Rows of many keys that may match."""
 
     elements: pa.Array
     of: Ints
@@ -179,12 +177,12 @@ class _Seen:
     def take(self, which: Ints) -> _Seen:
         return _Seen(self.elements.take(pa.array(which)), self.of[which], self.at[which])
 
-    def in_order(self) -> _Seen:
-        """By key and time; of those at the same time in the order that they came in."""
+    def sort(self) -> _Seen:
+        """By key and time; rows at the same time in the order in which they came."""
         return self.take(order_by_key_and_time(self.of, self.at))
 
-    def of_use(self, settled: Ints) -> Ints:
-        """All but those that a later one of their kind hides from whatever is still to come."""
+    def find_useful(self, settled: Ints) -> Ints:
+        """All except those that a later one of their kind hides from every row still to come."""
         kinds = self.kinds()
         order = order_by_key_and_time(self.of, kinds)  # by key and kind, and still by time
         is_past = (self.at < settled[self.of])[order]
@@ -194,12 +192,12 @@ class _Seen:
         return np.sort(order[~hidden])
 
 
-def _last_before(seen_of: Ints, seen_at: Ints, of: Ints, at: Ints) -> Ints:
-    """For each (key, time) the last one seen of that key at or before it; -1: none."""
+def _find_last_before(seen_of: Ints, seen_at: Ints, of: Ints, at: Ints) -> Ints:
+    """For each (key, time) the last seen row of that key at or before it; -1: none."""
     if not len(seen_of) or not len(of):
         return np.full(len(of), -1, np.int64)
     keys, times = np.concatenate((seen_of, of)), np.concatenate((seen_at, at))
-    order = order_by_key_and_time(keys, times)  # of equal times those that were seen come first
+    order = order_by_key_and_time(keys, times)  # of equal times the seen rows come first
     number = np.concatenate((np.arange(len(seen_of)), np.full(len(of), -1)))[order]
     last = np.empty(len(order), np.int64)
     last[order] = np.maximum.accumulate(number)

@@ -1,4 +1,4 @@
-"""Processes that need no code: totals, duplicates, the last row and the largest rows of a key."""
+"""Processes that emit as rows come: totals, first rows, the last row, the largest rows of a key."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from onceflow.state.vectors import (
 
 
 class Totals(KeyedProcess):
-    """Running totals: each key that has rows in an epoch is emitted with what they come to so far.
+    """Running totals: emits each key that has rows in an epoch, with its totals so far.
 
     `Totals({"spend": "sum(amount)", "n": "count"})`; there are sum, min, max, count, first, last.
     """
@@ -46,11 +46,11 @@ class Totals(KeyedProcess):
 
 
 class Deduplicate(KeyedProcess):
-    """Of all rows of a key with the same `id` the first is emitted, as it came.
+    """Emits the first row of a key with each `id`, unchanged, and drops the others.
 
-    Without `id` the key itself is the id. With `ttl`, a row is the first again if it is that far
-    from each row with its id that was emitted before, by event time if there is a watermark; the
-    rows that were dropped do not make it longer. Null is an id like any other.
+    Without `id` the key itself is the id. With `ttl`, a row counts as first again if it is at least
+    that far from every emitted row with its id, by event time if there is a watermark. Dropped rows
+    do not extend the time. Null is an id like any other.
     """
 
     def __init__(self, *, id: str | Sequence[str] = (), ttl: Span | None = None) -> None:
@@ -70,10 +70,12 @@ class Deduplicate(KeyedProcess):
         both, of, stood = append_elements(known, new, self.index)
         codes = of
         for n in range(len(self._id)):
-            codes = _paired(codes, combine(both.field(n)))
+            codes = _pair_codes(codes, combine(both.field(n)))
         before = len(both) - len(rows)
         ttl = None if self._ttl is None else parse_span(self._ttl)
-        kept = _kept(codes, to_micros(both.field(len(self._id)), LONG_AGO), stood < before, ttl)
+        kept = _find_kept(
+            codes, to_micros(both.field(len(self._id)), LONG_AGO), stood < before, ttl
+        )
         ids = pack(both.take(pa.array(kept)), of[kept], len(keys), known.type)
         fresh = stood[kept] - before
         return rows.take(pa.array(np.sort(fresh[fresh >= 0]))), {"ids": ids}
@@ -90,17 +92,20 @@ class Deduplicate(KeyedProcess):
         return pa.StructArray.from_arrays(columns, fields=list(kind))
 
 
-def _kept(codes: Ints, at: Ints, known: Bools, ttl: int | None) -> Ints:
-    """Those that are known, and of the others, by time, each that is `ttl` from all that are kept
-    with its code. None: the first of each code."""
+def _find_kept(codes: Ints, at: Ints, known: Bools, ttl: int | None) -> Ints:
+    """The known ones, and of the others, by time, each that is `ttl` from all kept ones of its
+    code. None: the first of each code."""
     order = np.lexsort((at, ~known, codes) if ttl is None else (at, codes))
     codes, at, kept = codes[order], at[order], known[order]
     left = ~kept
     while left.any():
         if ttl is None:
-            near = _filled(kept, codes) >= 0
+            near = _fill_forward(kept, codes) >= 0
         else:
-            last, following = _filled(kept, codes), _filled(kept[::-1], codes[::-1])[::-1]
+            last, following = (
+                _fill_forward(kept, codes),
+                _fill_forward(kept[::-1], codes[::-1])[::-1],
+            )
             following = np.where(following >= 0, len(codes) - 1 - following, -1)
             near = (last >= 0) & (at - at[last] < ttl)
             near |= (following >= 0) & (at[following] - at < ttl)
@@ -111,14 +116,14 @@ def _kept(codes: Ints, at: Ints, known: Bools, ttl: int | None) -> Ints:
     return np.sort(order[kept])
 
 
-def _filled(marked: Bools, codes: Ints) -> Ints:
-    """For each the last one marked at or before it with the same code; -1: none."""
+def _fill_forward(marked: Bools, codes: Ints) -> Ints:
+    """For each the last marked one at or before it with the same code; -1: none."""
     last = np.maximum.accumulate(np.where(marked, np.arange(len(marked)), -1))
     return np.where((last >= 0) & (codes[last] == codes), last, -1)
 
 
-def _paired(codes: Ints, values: pa.Array) -> Ints:
-    """A number for each pair of a code and a value: equal for equal pairs."""
+def _pair_codes(codes: Ints, values: pa.Array) -> Ints:
+    """A number for each pair of a code and a value, equal for equal pairs."""
     encoded = values.dictionary_encode(null_encoding="encode")
     numbers = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     _, both = np.unique(codes * (len(encoded.dictionary) + 1) + numbers, return_inverse=True)
@@ -126,9 +131,9 @@ def _paired(codes: Ints, values: pa.Array) -> Ints:
 
 
 class Last(KeyedProcess):
-    """The last row of each key by `order`, emitted whenever another one takes its place.
+    """Emits the last row of each key by `order` whenever it changes.
 
-    Of equal ones the one that came later. A row whose `order` is null is before all others.
+    Of equal rows the one that came later. A row whose `order` is null is before all others.
     """
 
     def __init__(self, *, order: str, ttl: Span | None = None) -> None:
@@ -150,12 +155,12 @@ class Last(KeyedProcess):
             pa.table({"key": pa.array(self.index), "there": by.is_valid(), "by": by}),
             sort_keys=[("key", "ascending"), ("there", "ascending"), ("by", "ascending")],
         )
-        # The keys are all there, so the last row of each stands before the first of the next.
+        # Every key has rows, so the last row of each precedes the first of the next.
         last = order.take(pa.array(np.append(self.starts[1:], len(rows)) - 1))
         new = rows_to_structs(rows.take(last), old.type)
-        newer = _not_before(get_field(new, self._order), get_field(old, self._order)) | ~is_valid(
-            old
-        )
+        newer = _is_not_before(
+            get_field(new, self._order), get_field(old, self._order)
+        ) | ~is_valid(old)
         which = np.arange(len(keys)) + np.where(newer, len(keys), 0)
         row = pa.concat_arrays([old, new]).take(pa.array(which))
         at = np.flatnonzero(newer)
@@ -165,16 +170,16 @@ class Last(KeyedProcess):
         return columns, {"row": row}
 
 
-def _not_before(new: pa.Array, old: pa.Array) -> Bools:
-    """Null is before everything."""
+def _is_not_before(new: pa.Array, old: pa.Array) -> Bools:
+    """Null is before every value."""
     later = pc.fill_null(pc.greater_equal(new, old), False).to_numpy(zero_copy_only=False)
     return np.asarray(later | ~is_valid(old), np.bool_)
 
 
 class TopN(KeyedProcess):
-    """The `n` rows of each key with the largest `by`, emitted with their `rank` when they change.
+    """Emits the `n` rows of each key with the largest `by`, with their `rank`, when they change.
 
-    Of equal ones those that came first. Rows whose `by` is null or NaN do not take part.
+    Of equal rows those that came first. Rows whose `by` is null or NaN are ignored.
     """
 
     def __init__(

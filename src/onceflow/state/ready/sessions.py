@@ -1,4 +1,4 @@
-"""Sessions: rows of a key that follow each other closely, emitted once, when they are complete."""
+"""`Sessions`: rows of a key that follow each other closely, emitted once when they are complete."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _START, _END = "start", "end"
 
 
 class Sessions(KeyedProcess):
-    """Each session is emitted once, when the watermark has passed its last row by `gap`.
+    """Emits each session once, when the watermark has passed its last row by `gap`.
 
-    In which order rows come, and in which epochs, does not matter: a row that falls between two
-    sessions makes one of them. `end` is the time of the last row. A row that comes `gap` after it
-    begins another session. Rows without an event time do not take part. The totals are as in
-    `Totals`, but first and last are of the first and last row, also if that has null.
+    The result does not depend on the order of rows or on epochs: a row between two sessions joins
+    them. `end` is the time of the last row. A row `gap` after it begins another session. Rows
+    without an event time are ignored. The totals are those of `Totals`, except that first and last
+    are the values of the first and last row even if they are null.
     """
 
     def __init__(self, gap: Span, totals: Mapping[str, str] | None = None) -> None:
@@ -45,7 +45,7 @@ class Sessions(KeyedProcess):
         owner, at = type(self).__name__, self.binding.event_time
         if at is None or not self.binding.watermark:
             raise JobError(
-                f"{owner}: without a watermark no session is ever complete",
+                f"{owner} needs a watermark: without one, no session is ever complete",
                 hint="give the step event_time= and watermark=",
             )
         self._gap = parse_span(self._given)
@@ -65,24 +65,24 @@ class Sessions(KeyedProcess):
         at = to_micros(rows[self.binding.event_time], LONG_AGO)
         there = np.flatnonzero(at != LONG_AGO)
         some = pa.array(there)
-        values = [_contribution(found, rows).take(some) for found in self._aggregates]
+        values = [_values_of_rows(found, rows).take(some) for found in self._aggregates]
         new = _Sessions(self.index[there], at[there], at[there], values)
-        return self._closed(keys, self._merged(_joined(self._open(keys), new)))
+        return self._close(keys, self._merge(_concatenate(self._open(keys), new)))
 
     def on_timer(self, keys: pa.Table) -> Any:
-        return self._closed(keys, self._open(keys))
+        return self._close(keys, self._open(keys))
 
     def _open(self, keys: pa.Table) -> _Sessions:
         elements, of = unpack(combine(keys["open_sessions"]))
         start, end, *values = elements.flatten()
         return _Sessions(of, to_micros(start, LONG_AGO), to_micros(end, LONG_AGO), values)
 
-    def _merged(self, all_: _Sessions) -> _Sessions:
-        """Sessions that touch become one."""
+    def _merge(self, all_: _Sessions) -> _Sessions:
+        """Join sessions that touch."""
         if not len(all_.of):
             return all_
         found = all_.take(order_by_key_and_time(all_.of, all_.start))
-        latest = _running_latest(found)
+        latest = _find_latest_so_far(found)
         is_first = np.ones(len(found.of), np.bool_)
         apart = found.start[1:] >= latest[:-1] + self._gap
         is_first[1:] = apart | (found.of[1:] != found.of[:-1])
@@ -90,13 +90,13 @@ class Sessions(KeyedProcess):
         firsts = np.flatnonzero(is_first)
         lasts = np.append(firsts[1:], len(group)) - 1
         values = [
-            _total(aggregate, column, group, found.end)
+            _reduce_sessions(aggregate, column, group, found.end)
             for aggregate, column in zip(self._aggregates, found.values, strict=True)
         ]
         return _Sessions(found.of[firsts], found.start[firsts], latest[lasts], values)
 
-    def _closed(self, keys: pa.Table, found: _Sessions) -> Any:
-        """Emit what is complete, keep the rest, and come back when the first of it may be."""
+    def _close(self, keys: pa.Table, found: _Sessions) -> Any:
+        """Emit the complete sessions, keep the others, and set a timer for the first of them."""
         complete = found.end + self._gap <= self.settled[found.of]
         out = found.take(np.flatnonzero(complete))
         rest = found.take(np.flatnonzero(~complete))
@@ -122,7 +122,7 @@ class Sessions(KeyedProcess):
 
 @dataclass(frozen=True)
 class _Sessions:
-    """Sessions of many keys; a row is one that begins and ends at once."""
+    """Sessions of many keys; a row is a session that begins and ends at once."""
 
     of: Ints  # the number of the key
     start: Ints
@@ -135,7 +135,7 @@ class _Sessions:
         return _Sessions(self.of[which], self.start[which], self.end[which], values)
 
 
-def _joined(known: _Sessions, new: _Sessions) -> _Sessions:
+def _concatenate(known: _Sessions, new: _Sessions) -> _Sessions:
     values = [pa.concat_arrays(pair) for pair in zip(known.values, new.values, strict=True)]
     return _Sessions(
         np.concatenate((known.of, new.of)), np.concatenate((known.start, new.start)),
@@ -143,8 +143,8 @@ def _joined(known: _Sessions, new: _Sessions) -> _Sessions:
     )  # fmt: skip
 
 
-def _running_latest(found: _Sessions) -> Ints:
-    """The latest end of a key's sessions so far. By rank, as times of many keys do not add up."""
+def _find_latest_so_far(found: _Sessions) -> Ints:
+    """The latest end of the sessions of the key so far; by rank, so that keys can be offset."""
     order = np.argsort(found.end, kind="stable")
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
@@ -152,8 +152,8 @@ def _running_latest(found: _Sessions) -> Ints:
     return np.asarray(found.end[order][above])
 
 
-def _contribution(found: Aggregate, rows: pa.Table) -> pa.Array:
-    """What each row alone would come to."""
+def _values_of_rows(found: Aggregate, rows: pa.Table) -> pa.Array:
+    """The total of each row alone."""
     if found.how != "count":
         return combine(rows[found.of]).cast(found.type)
     if found.of is None:
@@ -161,7 +161,7 @@ def _contribution(found: Aggregate, rows: pa.Table) -> pa.Array:
     return pa.array(is_valid(combine(rows[found.of])).astype(np.int64))
 
 
-def _total(found: Aggregate, values: pa.Array, group: Ints, end: Ints) -> pa.Array:
+def _reduce_sessions(found: Aggregate, values: pa.Array, group: Ints, end: Ints) -> pa.Array:
     size = int(group[-1]) + 1
     if found.how == "first":
         return values.take(pa.array(find_starts(group)))
