@@ -75,7 +75,7 @@ def test_the_report_needs_nothing_but_itself_and_says_how_to_replay() -> None:
     assert "exactly-once" in page
     assert "kill-point epoch.decided" in page
     assert "driver 7 &lt;at&gt; epoch.decided" in page
-    assert page.count("<circle") == 1, "each fault that struck is on the picture"
+    assert page.count('<g class="mark m-kill"') == 1, "each fault that struck is on the picture"
 
 
 def test_the_report_of_a_run_that_came_to_nothing() -> None:

@@ -36,11 +36,12 @@ class Line:
     kind: str
     points: Sequence[tuple[float, float]]  # seconds, value
     steps: bool = False  # a value stays until the next point
+    name: str = ""
 
 
 @dataclass(frozen=True)
 class Band:
-    """A part of the time with a name."""
+    """A part of the time with a name. Bands that overlap are only named, side by side."""
 
     first: float
     last: float
@@ -72,15 +73,17 @@ def line_chart(
         return 1000 * (t - first) / span
 
     shapes, strip = [], []
+    apart = all(b.first >= a.last for a, b in pairwise(bands))
     for number, band in enumerate(bands):
         left, right = x(band.first), x(band.last)
-        shapes.append(
-            f'<rect class="band-{number % 2}" x="{left:.1f}" width="{right - left:.1f}" '
-            'height="100"/>'
-        )
+        middle = (left + right) / 20 if apart else 100 * (number + 0.5) / len(bands)
+        if apart:
+            shapes.append(
+                f'<rect class="band-{number % 2}" x="{left:.1f}" width="{right - left:.1f}" '
+                f'height="100">{_title(band.name)}</rect>'
+            )
         strip.append(
-            f'<text x="{(left + right) / 20:.2f}%" y="11" text-anchor="middle">'
-            f"{escape(band.name)}</text>"
+            f'<text x="{middle:.2f}%" y="11" text-anchor="middle">{escape(band.name)}</text>'
         )
     shapes += [f'<line class="grid" x1="0" x2="1000" y1="{y}" y2="{y}"/>' for y in (0, 50, 100)]
     shown = [mark for mark in marks if 0 <= x(mark.at) <= 1000]
@@ -90,7 +93,9 @@ def line_chart(
         path = [(x(t), 100 - 100 * (value / most)) for t, value in _thinned(line.points)]
         corners = _stairs(path) if line.steps and path else path
         drawn = " ".join(f"{a:.1f},{b:.2f}" for a, b in corners)
-        shapes.append(f'<polyline class="line l-{line.kind}" points="{drawn}"/>')
+        shapes.append(
+            f'<polyline class="line l-{line.kind}" points="{drawn}">{_title(line.name)}</polyline>'
+        )
     return LineChart(
         _picture(1000, f'role="img" aria-label="{escape(label)}"', shapes),
         _strip(strip),
@@ -251,6 +256,10 @@ def _picture(width: int, about: str, shapes: Sequence[str]) -> str:
 
 def _strip(texts: Sequence[str]) -> str:
     return f'<svg class="strip" aria-hidden="true">{"".join(texts)}</svg>'
+
+
+def _title(text: str) -> str:
+    return f"<title>{escape(text)}</title>" if text else ""
 
 
 def _upright(mark: Mark, x: float, width: float) -> str:

@@ -6,11 +6,11 @@ from collections import defaultdict
 from html import escape
 from typing import Any
 
+from onceflow.harness import charts
 from onceflow.harness.schedule import KINDS, SNAPSHOTS, is_kill
 
 Json = dict[str, Any]
 
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 1120, 300, 64, 28, 34
 _SAYS = {
     "valid": "Every row of the truth is in its target exactly once.",
     "invalid": "The targets do not hold the truth, or a promise was broken on the way.",
@@ -46,9 +46,21 @@ th { text-align: left; font-weight: 600; color: var(--soft); border-bottom: 1px 
 td { border-bottom: 1px solid var(--line); padding: 6px 10px 6px 0; vertical-align: top; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 tr.missed td { color: var(--soft); }
-svg { width: 100%; height: auto; display: block; } svg text { fill: var(--soft); font-size: 11px; }
+figure { display: grid; grid-template-columns: auto minmax(0, 1fr); gap: 4px 10px; margin: 0;
+  font-size: 12px; color: var(--soft); font-variant-numeric: tabular-nums; }
+.scale, .times { display: flex; justify-content: space-between; }
+.scale { flex-direction: column; text-align: right; padding-top: 12px; }
+.times { grid-column: 2; }
+.strip, .plot { display: block; width: 100%; overflow: visible; }
+.strip { height: 16px; } .strip text { fill: var(--soft); font-size: 11px; }
+.plot { height: 240px; } .plot line, .line { vector-effect: non-scaling-stroke; }
+.grid { stroke: var(--line); } .band-0 { fill: var(--band); } .band-1, .hit { fill: transparent; }
+.line { fill: none; stroke: var(--rows); stroke-width: 2; }
+.mark line { stroke: var(--other); stroke-width: 1.5; opacity: 0.6; }
+.m-kill line { stroke: var(--kill); }
 .dot { display: inline-block; width: 9px; height: 9px; border-radius: 50%; margin: 0 5px 0 14px; }
-@media (max-width: 700px) { .facts { grid-template-columns: repeat(2, 1fr); } }
+@media (max-width: 700px) { main { padding: 24px 16px; } table { display: block; overflow-x: auto; }
+  .facts { grid-template-columns: repeat(2, 1fr); } .strip text { display: none; } }
 @media print { main { padding: 0; } tr { break-inside: avoid; } }
 """
 
@@ -123,75 +135,37 @@ def _listed(title: str, violations: list[Json]) -> str:
 def _timeline(result: Json) -> str:
     """Rows published in each case over time, and every fault where it struck."""
     cases = result["cases"]
-    span = max([result["seconds"], *(c["began"] + c["seconds"] for c in cases)], default=1) or 1
-    width, height = _WIDTH - _LEFT - 16, _HEIGHT - _BOTTOM - _TOP
-    most = max((rows for c in cases for _, rows in c["samples"]), default=1) or 1
-
-    def x(at: float) -> float:
-        return round(_LEFT + width * min(at, span) / span, 1)
-
-    def y(rows: float) -> float:
-        return round(_TOP + height * (1 - rows / most), 1)
-
-    found = []
-    at_once = len(cases) > 1 and cases[1]["began"] < cases[0]["began"] + cases[0]["seconds"]
-    for number, case in enumerate(cases):
-        left, right = x(case["began"]), x(case["began"] + case["seconds"])
-        shade = "var(--band)" if number % 2 == 0 and not at_once else "none"
-        part = (number + 0.5) / len(cases) if at_once else 0.5  # names stand side by side
-        middle = left + (right - left) * part
-        found.append(
-            f"<rect x='{left}' y='{_TOP}' width='{max(0.0, right - left):.1f}' height='{height}' "
-            f"fill='{shade}'/><text x='{middle:.1f}' y='{_TOP - 18}' "
-            f"text-anchor='middle'>{escape(case['job'])}</text><text "
-            f"x='{middle:.1f}' y='{_TOP - 6}' text-anchor='middle'>"
-            f"{escape(case['sinks'])}</text>"
+    lines = [charts.Line("rows", case["samples"], steps=True, name=_case(case)) for case in cases]
+    marks = [
+        charts.Mark(
+            fault["at_s"],
+            "kill" if is_kill(fault["kind"]) else "other",
+            f"{fault['number'] + 1}: {_name(fault)}, {fault['what']}",
         )
-    for part in (0, 0.5, 1):
-        found.append(
-            f"<line x1='{_LEFT}' x2='{_LEFT + width}' y1='{y(most * part)}' y2='{y(most * part)}' "
-            f"stroke='var(--line)'/><text x='{_LEFT - 8}' y='{y(most * part) + 4}' "
-            f"text-anchor='end'>{most * part:,.0f}</text>"
-        )
-    found += [
-        f"<text x='{x(span * part / 6)}' y='{_HEIGHT - 8}' text-anchor='middle'>"
-        f"{span * part / 6:.0f} s</text>"
-        for part in range(7)
+        for fault in result["faults"]
+        if fault["hit"]
     ]
-    for fault in result["faults"]:
-        if fault["hit"]:
-            colour = "var(--kill)" if is_kill(fault["kind"]) else "var(--other)"
-            says = f"{fault['number'] + 1}: {_name(fault)}, {fault['what']}"
-            found.append(
-                f"<g><title>{escape(says)}</title><line x1='{x(fault['at_s'])}' "
-                f"x2='{x(fault['at_s'])}' y1='{_TOP}' y2='{_TOP + height}' stroke='{colour}' "
-                f"stroke-width='1' opacity='0.55'/><circle cx='{x(fault['at_s'])}' "
-                f"cy='{_TOP + height}' r='3' fill='{colour}'/></g>"
-            )
-    for case in cases:
-        path = _steps([(x(at), y(rows)) for at, rows in case["samples"]])
-        found.append(f"<path d='{path}' fill='none' stroke='var(--rows)' stroke-width='2'/>")
-        if at_once and case["samples"]:
-            end, rows = case["samples"][-1]
-            found.append(
-                f"<text x='{x(end)}' y='{y(rows) - 4}' text-anchor='end'>"
-                f"{escape(case['job'])}</text>"
-            )
-    picture = f"<svg viewBox='0 0 {_WIDTH} {_HEIGHT}' role='img'>{''.join(found)}</svg>"
+    bands = [charts.Band(c["began"], c["began"] + c["seconds"], _case(c)) for c in cases]
+    chart = charts.line_chart(lines, marks, "rows published over time, and every fault", bands)
+    if chart is None:
+        return ""
+    scale = "".join(f"<span>{value:,.0f}</span>" for value in chart.scale)
+    span = chart.last - chart.first
+    times = "".join(f"<span>{chart.first + span * part / 6:.0f} s</span>" for part in range(7))
     legend = "".join(
         f"<span class='dot' style='background: var(--{name})'></span>{says}"
         for name, says in (("rows", "rows that can be read"), ("kill", "kill -9"),
                            ("other", "another fault"))
     )  # fmt: skip
-    return f"<h2>Rows published, and every fault</h2><p class='soft'>{legend}</p>{picture}"
+    return (
+        f"<h2>Rows published, and every fault</h2><p class='soft'>{legend}</p><figure>"
+        f"<div class='scale'>{scale}</div><div>{chart.strip}{chart.svg}</div>"
+        f"<div class='times'>{times}</div></figure>"
+    )
 
 
-def _steps(points: list[tuple[float, float]]) -> str:
-    """A row count stays what it was until the next epoch."""
-    if not points:
-        return ""
-    path = f"M{points[0][0]} {points[0][1]}"
-    return path + "".join(f"H{x}V{y}" for x, y in points[1:])
+def _case(case: Json) -> str:
+    return f"{case['job']} to {case['sinks']}"
 
 
 # ---------------------------------------------------------------- tables
