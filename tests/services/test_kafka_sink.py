@@ -807,7 +807,7 @@ def test_what_a_job_left_open_is_listed_and_ended_by_command(
     left.flush(30)
     [said] = command("--json")
     assert [(held["topic"], held["partition"]) for held in said["open"]] == [(place.topic, 1)]
-    assert "of this job, or somebody else's" in command().stdout
+    assert "of this job, or of another program" in command().stdout
     assert "nothing is open" in command("--abort").stdout
     with pytest.raises(KafkaException):
         left.commit_transaction(30)
