@@ -33,7 +33,7 @@ from typing import Any
 
 from measure import _TICKS, _processes, progress
 
-from onceflow.demo.play import JOBS, Play, Script
+from onceflow.demo.run import JOBS, DemoRun, Settings
 
 WARM_UP = 40.0  # seconds after all jobs have started that are not counted: they have a backlog then
 LOOK_EVERY = 0.2
@@ -45,7 +45,7 @@ PARTS = ("embedded", "servers", "rate")
 class Watched:
     """What had been sent and what was committed, by the clock, from a thread of its own."""
 
-    def __init__(self, play: Play) -> None:
+    def __init__(self, play: DemoRun) -> None:
         self._play = play
         self.events: list[tuple[float, int, int]] = []  # when, sent, committed
         self.orders: list[tuple[float, int, int]] = []
@@ -144,8 +144,8 @@ def perform(folder: Path, *, rate: int, seconds: float, kafka: bool) -> tuple[Wa
                 exact = "exact" if event["exact"] else "NOT EXACT"
                 print(f"  {event['compared']:,} numbers compared with the truth: {exact}")
 
-    script = Script(rate=rate, seconds=seconds, kills=0, kafka=kafka)
-    play = Play(folder / "play", script, tell=tell)
+    script = Settings(rate=rate, seconds=seconds, kills=0, kafka=kafka)
+    play = DemoRun(folder / "play", script, tell=tell)
     watched.append(Watched(play))
     verdict = play.perform()
     if not verdict.exact:

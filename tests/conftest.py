@@ -11,7 +11,7 @@ import pytest
 
 import rotation
 from onceflow import faults
-from onceflow.harness.disk import mount
+from onceflow.harness.small_disk import mount
 
 # Processes of tests end before the JVM's better compiler pays, and need what others have compiled.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

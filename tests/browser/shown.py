@@ -10,8 +10,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from ads.board import Board
 from ads.budget import Campaign
 
-from onceflow.harness.record import Record
 from onceflow.harness.result import CaseResult, Result
+from onceflow.harness.run_record import RunRecord
 
 CLICKS = (3, 5, 8)  # a second, by campaign
 NAMES = ("breakfast", "lunch", "dinner")
@@ -61,11 +61,11 @@ def fill(home: Path) -> str:
 
     root = home / "_verify"
     begin = {"event": "begin", "seed": 7}
-    ended = Record(root, "onceflow verify --seed 7")
+    ended = RunRecord(root, "onceflow verify --seed 7")
     ended.take(begin)
     ended.ended(_result().as_json())
     (run,) = (path.name for path in root.iterdir())
-    going_on = Record(root, "onceflow verify --seed 8")
+    going_on = RunRecord(root, "onceflow verify --seed 8")
     going_on.take({**begin, "seed": 8})
     going_on.take(
         {"event": "fault", "kind": "kill-point", "at_s": 2.5, "what": "driver 7 at epoch.decided"}

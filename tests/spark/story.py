@@ -25,9 +25,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from onceflow import faults
+from onceflow.harness.builtin_catalog import Expected
 from onceflow.harness.checker import check
 from onceflow.harness.drivers import Drivers, Life
-from onceflow.harness.jobs import Truth
 from onceflow.harness.observer import Observer
 from onceflow.harness.target_reader import read
 from onceflow.harness.targets import Row, Target, read_folder
@@ -48,7 +48,7 @@ INPUT = "id long, key string, at timestamp"
 
 @dataclass(frozen=True)
 class Story:
-    """Where it plays, what kind of query, which outputs."""
+    """Where it runners, what kind of query, which outputs."""
 
     root: str
     query: str  # stateless | stateful
@@ -292,7 +292,7 @@ class Story:
         observer = self.observer()
         observer.poll()
         truth = {
-            target.output: Truth(rows)
+            target.output: Expected(rows)
             for target, rows in zip(self.targets, self._expected(files).values(), strict=True)
         }
         promised = {target.output: self.guarantee for target in self.targets}

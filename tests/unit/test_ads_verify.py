@@ -16,7 +16,7 @@ from ads.verify import plan, services
 from ads.verify.cases import Lines, cases
 from ads.verify.judge import PARTS, judge
 
-from onceflow.harness.schedule import KEYED
+from onceflow.harness.fault_schedule import KEYED
 
 
 def test_the_schedule_follows_from_the_seed_and_has_every_kind() -> None:

@@ -18,11 +18,11 @@ import pytest
 from onceflow.cli.demo import DemoReport, next_commands
 from onceflow.cli.display import Plain
 from onceflow.demo import application
-from onceflow.demo.cast import RUN, JobPart, Part, Quiet, Stage
+from onceflow.demo.app_processes import RUN, AppProcess, JobProcess, SilentProcess, Surroundings
 from onceflow.demo.drain import positions
 from onceflow.demo.feed import Feed
 from onceflow.demo.folder import prepare
-from onceflow.demo.steady import Steady
+from onceflow.demo.repeated import Repeated
 from onceflow.demo.strikes import SEEN, Chaos, Plan
 from onceflow.errors import JobError, LeaseHeld
 from onceflow.harness.processes import DRIVER, WORKER, Child, Ended, frozen
@@ -153,7 +153,7 @@ def test_what_goes_wrong_beside_the_play_is_raised_in_it() -> None:
         turns.append(None)
         raise OSError("no space")
 
-    with Steady(turn, every=0.001) as steady:
+    with Repeated(turn, every=0.001) as steady:
         patiently(lambda: turns)
         steady.stop()
         with pytest.raises(OSError, match="no space"):
@@ -308,12 +308,12 @@ class Epochs:
         return SimpleNamespace(epoch=6)
 
 
-class FakeJob(JobPart):
+class FakeJob(JobProcess):
     """A job that is told to be killed, and comes back when the test says so."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        super().__init__(name, Stage(folder, lambda *_, **__: None))
-        self.observed = Epochs()  # type: ignore[assignment]
+        super().__init__(name, Surroundings(folder, lambda *_, **__: None))
+        self.job_progress = Epochs()  # type: ignore[assignment]
         self.works()
 
     def works(self) -> None:
@@ -331,9 +331,9 @@ class FakeJob(JobPart):
         return [Ended(pid, what, "")]
 
 
-class FakeService(Quiet):
+class FakeService(SilentProcess):
     def __init__(self, name: str, folder: Path) -> None:
-        super().__init__(name, name, [], Stage(folder, lambda *_, **__: None))
+        super().__init__(name, name, [], Surroundings(folder, lambda *_, **__: None))
         self.running = True
 
     def kill(self) -> list[Ended]:
@@ -341,8 +341,10 @@ class FakeService(Quiet):
         return [Ended(5, self.what, "")]
 
 
-def fakes(folder: Path) -> tuple[list[JobPart], list[Part]]:
-    jobs: list[JobPart] = [FakeJob(name, folder) for name in ("aggregation", "attribution", "load")]
+def fakes(folder: Path) -> tuple[list[JobProcess], list[AppProcess]]:
+    jobs: list[JobProcess] = [
+        FakeJob(name, folder) for name in ("aggregation", "attribution", "load")
+    ]
     return jobs, [FakeService("orders", folder), FakeService("budget", folder)]
 
 

@@ -434,10 +434,10 @@ def test_a_board_is_thinned_and_survives_half_a_line(tmp_path: Path) -> None:
 
 
 def test_runs_of_verify_running_ended_and_broken(tmp_path: Path) -> None:
-    from onceflow.harness.record import Record
+    from onceflow.harness.run_record import RunRecord
 
     assert reading.verify_runs(tmp_path) == []
-    record = Record(tmp_path / "_verify", "onceflow verify --seed 7")
+    record = RunRecord(tmp_path / "_verify", "onceflow verify --seed 7")
     record.take({"event": "begin", "at_s": 0.0, "seed": 7})
     record.take({"event": "progress", "faults": 1, "of": 2})
     record.take({"event": "progress", "faults": 2, "of": 2})
@@ -452,10 +452,10 @@ def test_runs_of_verify_running_ended_and_broken(tmp_path: Path) -> None:
 
 
 def test_a_run_that_ended_has_its_verdict_and_its_report(tmp_path: Path) -> None:
-    from onceflow.harness.record import Record
     from onceflow.harness.result import Result
+    from onceflow.harness.run_record import RunRecord
 
-    record = Record(tmp_path / "_verify", "onceflow verify")
+    record = RunRecord(tmp_path / "_verify", "onceflow verify")
     result = Result(7, "onceflow verify", "local", "2026-01-01T00:00:00Z").as_json()
     record.take({"event": "verdict", "at_s": 1.0, **result})
     record.ended(result)

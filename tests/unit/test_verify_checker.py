@@ -15,14 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from onceflow.harness.builtin_catalog import Expected
 from onceflow.harness.checker import check
-from onceflow.harness.jobs import Truth
 from onceflow.harness.observer import Observer
 from onceflow.harness.targets import Target
 from onceflow.store.posix import seal
 
 ROWS = [(number, f"key-{number % 3}") for number in range(12)]
-TRUE = Truth(Counter(ROWS))
+TRUE = Expected(Counter(ROWS))
 
 
 class Folder:
@@ -118,7 +118,7 @@ class Folder:
         self.observer.poll()
         return self
 
-    def kinds(self, truth: Truth = TRUE, **options: Any) -> list[str]:
+    def kinds(self, truth: Expected = TRUE, **options: Any) -> list[str]:
         said = check("echo", self.home, self.observer, {"result/result": truth}, **options)
         return [violation.kind for violation in said]
 
@@ -133,7 +133,7 @@ def test_nothing_is_wrong_with_what_is_right(folder: Folder) -> None:
 
 
 def test_lost(folder: Folder) -> None:
-    assert folder.kinds(Truth(Counter([*ROWS, (12, "key-0")]))) == ["lost"]
+    assert folder.kinds(Expected(Counter([*ROWS, (12, "key-0")]))) == ["lost"]
 
 
 def test_duplicated(folder: Folder) -> None:
@@ -155,7 +155,7 @@ def test_a_part_of_an_epoch(folder: Folder) -> None:
     folder.publish([(12, "key-0"), (13, "key-1")])
     folder.observer.poll()
     more = [*ROWS, *((n, f"key-{n % 3}") for n in range(12, 16))]
-    assert folder.kinds(Truth(Counter(more))) == ["lost", "torn"]
+    assert folder.kinds(Expected(Counter(more))) == ["lost", "torn"]
 
 
 def test_one_of_several_outputs_lacks_a_decided_epoch(folder: Folder) -> None:
@@ -227,7 +227,7 @@ def test_rows_that_are_left_are_there_twice(folder: Folder) -> None:
 def test_other_rows_that_come_instead_are_not_the_ones_that_went(folder: Folder) -> None:
     go_back(folder, "rewind")
     again(folder, ROWS[6:11])
-    assert folder.kinds(Truth(Counter(ROWS[:11]))).count("backwards") == 1
+    assert folder.kinds(Expected(Counter(ROWS[:11]))).count("backwards") == 1
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "flipped"])
@@ -259,7 +259,7 @@ def test_a_version_that_no_records_add_up_to_was_seen(tmp_path: Path) -> None:
             db.execute("INSERT OR REPLACE INTO result VALUES ('a', ?)", (count,))
         observer.poll()
 
-    truth = Truth(Counter([("a", 3)]), frozenset([("a", 1), ("a", 3)]))
+    truth = Expected(Counter([("a", 3)]), frozenset([("a", 1), ("a", 3)]))
     say(1)
     say(3)
     assert check("echo", tmp_path / "home", observer, {"result/result": truth}) == []
@@ -278,7 +278,7 @@ def test_sums_where_rows_are_left_to_chance(tmp_path: Path) -> None:
         db.executemany("INSERT INTO result VALUES (?, ?, ?)", [(1, 3, 30), (4, 2, 12)])
 
     def kinds(*total: int) -> list[str]:
-        truth = {"result/result": Truth(Counter(), total=total)}
+        truth = {"result/result": Expected(Counter(), total=total)}
         return [v.kind for v in check("dice", tmp_path / "home", observer, truth)]
 
     assert kinds(5, 42) == []

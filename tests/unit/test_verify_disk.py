@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from onceflow.harness.disk import can_mount, disk_of
+from onceflow.harness.small_disk import can_mount, disk_of
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from onceflow.errors import ProcessFailed
-from onceflow.harness.decided import Decided
+from onceflow.harness.builtin_catalog import FILE, JOBS
+from onceflow.harness.epoch_logs import Decision
 from onceflow.harness.feed import BuiltIn
-from onceflow.harness.jobs import FILE, JOBS
 from onceflow.harness.workload import SCHEMA, table
 from onceflow.jobs.job import load
 from onceflow.testing import KeyedHarness
@@ -101,4 +101,4 @@ def test_the_end_waits_for_timers_that_are_due_and_for_partitions_that_fall_idle
     watermark: int | None, due: int | None, idle_at: int | None, waited_for: bool
 ) -> None:
     said = {"watermark": watermark, "next": {"closes": due}, "idle_at": idle_at}
-    assert Decided(3, 1, {}, 0, False, {}, {"step": said}).is_waited_for is waited_for
+    assert Decision(3, 1, {}, 0, False, {}, {"step": said}).is_waited_for is waited_for

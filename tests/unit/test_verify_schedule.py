@@ -9,7 +9,7 @@ import pytest
 
 from onceflow import faults
 from onceflow.faults.points import POINTS, SERVICES
-from onceflow.harness.schedule import (
+from onceflow.harness.fault_schedule import (
     KEYED,
     KILLS,
     KINDS,

@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 
 import pytest
 
+from onceflow.harness.builtin_catalog import JOBS, cases
 from onceflow.harness.feed import BuiltIn
-from onceflow.harness.jobs import JOBS, cases
 from onceflow.harness.workload import CLOSERS, CLOSING, DELAY, SCHEMA, Workload, table
 from onceflow.log.segments import split_by_key
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mutants import environment
-from onceflow.harness.runner import Settings
+from onceflow.harness.verification import Settings
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from baits import BAITS, ELSEWHERE, SERVER_BAITS
 
 from mutants import MUTANTS
 from onceflow.harness.drivers import Drivers
-from onceflow.harness.runner import Runner
+from onceflow.harness.verification import Verification
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def test_each_mutant_has_a_bait() -> None:
 @pytest.mark.parametrize("mutant", BAITS)
 def test_a_mutant_is_invalid(tmp_path: Path, drivers: Drivers, mutant: str) -> None:
     bait = BAITS[mutant]
-    result = Runner(bait.settings(tmp_path / "run", mutant), lambda _: None, drivers).run()
+    result = Verification(bait.settings(tmp_path / "run", mutant), lambda _: None, drivers).run()
     print(*result.faults, *result.violations, sep="\n")
     assert result.verdict == "invalid"
     assert bait.caught({violation.kind for violation in result.violations})

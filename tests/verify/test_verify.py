@@ -23,7 +23,7 @@ def test_forty_faults_over_the_matrix_and_every_row_is_there_once(tmp_path: Path
         "echo", "sum", "windows", "distinct", "join", "several", "dice", "keyed", "timers",
         "expiring", "steps",
     }  # fmt: skip
-    schedule = json.loads((tmp_path / "kept" / "schedule.json").read_text())
+    schedule = json.loads((tmp_path / "kept" / "fault_schedule.json").read_text())
     planned = [fault["kind"] for fault in schedule["faults"]]
     assert planned == [fault["kind"] for fault in verdict["faults"]], "carried out as written down"
     assert "valid" in report.read_text()

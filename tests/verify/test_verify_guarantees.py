@@ -8,7 +8,7 @@ import pytest
 
 from mutants import environment
 from onceflow.harness.result import Result
-from onceflow.harness.runner import Runner, Settings
+from onceflow.harness.verification import Settings, Verification
 
 
 def run(folder: Path, guarantee: str, point: str, mutant: str = "") -> Result:
@@ -17,7 +17,7 @@ def run(folder: Path, guarantee: str, point: str, mutant: str = "") -> Result:
         cases=(("echo", "files"), ("echo", "sqlite")), guarantee=guarantee,
         environment=environment(mutant) if mutant else {},
     )  # fmt: skip
-    result = Runner(settings, lambda _: None).run()
+    result = Verification(settings, lambda _: None).run()
     print(*result.faults, *result.violations, *result.unknown, sep="\n")
     return result
 

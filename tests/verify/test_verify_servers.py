@@ -11,15 +11,15 @@ import pytest
 from baits import SERVER_BAITS
 from confluent_kafka.admin import AdminClient
 
-from onceflow.harness import schedule
+from onceflow.harness import fault_schedule
 from onceflow.harness.drivers import Drivers
 from onceflow.harness.result import Result
-from onceflow.harness.runner import Runner, Settings, connector_settings
 from onceflow.harness.server_targets import LEDGER
 from onceflow.harness.servers import Servers
+from onceflow.harness.verification import Settings, Verification, connector_settings
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(1800)]
-KINDS = (*schedule.SERVERS, "kill-point", "zombie")
+KINDS = (*fault_schedule.SERVERS, "kill-point", "zombie")
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 
 def run(settings: Settings, drivers: Drivers, servers: Servers) -> Result:
-    result = Runner(settings, lambda _: None, drivers, servers).run()
+    result = Verification(settings, lambda _: None, drivers, servers).run()
     print(
         *result.faults, *result.violations, *result.unknown, result.as_json()["seconds"], sep="\n"
     )
@@ -53,7 +53,7 @@ def test_servers_are_broken_twelve_times_and_every_row_is_there_once(
     result = run(settings, drivers, servers)
     assert result.verdict == "valid"
     struck = {fault["kind"] for fault in result.faults if fault["hit"]}
-    assert struck >= set(schedule.SERVERS), "every kind of fault that a server can have"
+    assert struck >= set(fault_schedule.SERVERS), "every kind of fault that a server can have"
     assert all(case.polls > 5 for case in result.cases), "a reader read through it all"
 
 
@@ -73,7 +73,7 @@ def test_servers_of_ones_own_are_not_broken_and_keep_nothing(
         assert topics(given) == {f"{place}{end}" for place in given.places for end in ("", LEDGER)}
     assert result.verdict == "valid"
     said = "\n".join(result.left_out)
-    assert all(f"{kind}: ONCEFLOW_" in said for kind in schedule.BREAK_SERVERS)
+    assert all(f"{kind}: ONCEFLOW_" in said for kind in fault_schedule.BREAK_SERVERS)
     assert servers.kafka.pid() is not None, "it runs on"
     while topics(given):  # the broker has been told, and forgets them one after the other
         pass

@@ -12,7 +12,7 @@ from ads.generator import Generator, Line, table
 from ads.places import AD_MINUTES, ATTRIBUTIONS, STREAMS, Places
 from ads.truth import Truth
 from ads.world import PARTITIONS, RAW_KEY, REGIONS, SPEED
-from onceflow.harness.play import Case
+from onceflow.harness.case_runner import Case
 from onceflow.harness.targets import Target
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from ads.verify import services
 from onceflow.faults.points import TASK
-from onceflow.harness import schedule
-from onceflow.harness.schedule import KEYED, Fault
+from onceflow.harness import fault_schedule
+from onceflow.harness.fault_schedule import KEYED, Fault
 
 # job -> the kinds of its sinks, and whether it has keyed steps
 CASES = {
@@ -21,8 +21,8 @@ _JOBS = list(CASES)
 # All that strike a local run without servers. A task is made slow by a place in the built-in jobs.
 KINDS = [
     kind
-    for kind in schedule.KINDS
-    if kind not in (*schedule.CLUSTER, *schedule.SERVERS, "slow-task")
+    for kind in fault_schedule.KINDS
+    if kind not in (*fault_schedule.CLUSTER, *fault_schedule.SERVERS, "slow-task")
 ]
 _SERVICES_EVERY = 5  # of so many faults one strikes a service
 
@@ -34,7 +34,7 @@ def faults(seed: int, count: int, kinds: Iterable[str], points: Iterable[str] = 
     own = [kind for kind in wanted if kind in services.KINDS]
     others = [kind for kind in wanted if kind not in services.KINDS]
     for_services = count if not others else min(count, -(-count // _SERVICES_EVERY)) if own else 0
-    planned = schedule.plan(
+    planned = fault_schedule.plan(
         seed, list(CASES.values()), count=count - for_services, kinds=others or KINDS, at=points
     )
     turns = [_turn(planned, fault) for fault in planned]

@@ -18,11 +18,11 @@ import ads
 from ads.budget import budget_file
 from ads.places import Places
 from ads.world import REGIONS
+from onceflow.harness.case_runner import CaseRunner, FaultOutcome
 from onceflow.harness.checker import Violation
-from onceflow.harness.play import Play, Struck
+from onceflow.harness.fault_moments import wait_at_random
+from onceflow.harness.fault_schedule import Fault
 from onceflow.harness.processes import Child
-from onceflow.harness.reaching import at_work
-from onceflow.harness.schedule import Fault
 from onceflow.log import EmbeddedLog
 from onceflow.service.error_report import describe_exit
 from onceflow.testing.servers.process import free_ports
@@ -119,14 +119,14 @@ class Services:
             self._looked = time.monotonic()
             self._look()
 
-    def charge_all(self, play: Play) -> None:
+    def charge_all(self, runner: CaseRunner) -> None:
         """Wait until all that is committed is charged, and stop."""
         heads = {
             f"counts/{region}": EmbeddedLog(self._places.log("counts", region)).view.next
             for region in REGIONS
         }
         wanted = {(name, p): at for name, ends in heads.items() for p, at in enumerate(ends) if at}
-        if not play.wait(lambda: self._progress() == wanted, _CHARGES_WITHIN):
+        if not runner.wait(lambda: self._progress() == wanted, _CHARGES_WITHIN):
             self._wrong("stuck", f"read to {self._progress()}, committed is {wanted}")
         code = self.budget.stop(_STOPS_WITHIN)
         if code:
@@ -160,22 +160,22 @@ class Services:
 
     # ---------------------------------------------------------------- faults
 
-    def strike(self, play: Play, fault: Fault, struck: Struck) -> None:
-        acts: dict[str, Callable[[Play, Fault, Struck], None]] = {
+    def strike(self, runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
+        acts: dict[str, Callable[[CaseRunner, Fault, FaultOutcome], None]] = {
             "kill-budget": self._kill_budget,
             "kill-orders": self._kill_orders,
             "refuse-orders": self._refuse_orders,
         }
-        acts[fault.kind](play, fault, struck)
+        acts[fault.kind](runner, fault, outcome)
 
-    def _kill_budget(self, play: Play, fault: Fault, struck: Struck) -> None:
-        at_work(play, fault)
+    def _kill_budget(self, runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
+        wait_at_random(runner, fault)
         pid, before = self.budget.pid, self._charged
-        inside = play.wait(self._killed_inside, _CAUGHT_WITHIN)
+        inside = runner.wait(self._killed_inside, _CAUGHT_WITHIN)
         self.budget.kill()
-        play.hit(struck, f"process {pid}{', in a transaction' if inside else ''}")
+        runner.hit(outcome, f"process {pid}{', in a transaction' if inside else ''}")
         self.budget.start()
-        if not play.wait(lambda: self._charged > before, _CHARGES_WITHIN):
+        if not runner.wait(lambda: self._charged > before, _CHARGES_WITHIN):
             self._wrong("stuck", "nothing more is charged after the budget service was killed")
 
     def _killed_inside(self) -> bool:
@@ -195,18 +195,18 @@ class Services:
                 time.sleep(0.002)
         return False
 
-    def _kill_orders(self, play: Play, fault: Fault, struck: Struck) -> None:
-        at_work(play, fault)
+    def _kill_orders(self, runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
+        wait_at_random(runner, fault)
         pid = self.orders.pid
         self.orders.kill()
         away = 1 + 2 * fault.after
-        play.wait(lambda: False, away)
-        play.hit(struck, f"process {pid}, away for {away:.1f} s")
+        runner.wait(lambda: False, away)
+        runner.hit(outcome, f"process {pid}, away for {away:.1f} s")
         self.orders.start()
 
-    def _refuse_orders(self, play: Play, fault: Fault, struck: Struck) -> None:
-        at_work(play, fault)
-        play.hit(struck, "from now on, until it is started again")
+    def _refuse_orders(self, runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
+        wait_at_random(runner, fault)
+        runner.hit(outcome, "from now on, until it is started again")
         self.orders.start("--failing", "1")
 
 

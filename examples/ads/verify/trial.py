@@ -28,14 +28,14 @@ from ads.verify.cases import JOBS, PAUSE, Lines, cases
 from ads.verify.judge import forked, judge
 from ads.verify.services import Services
 from onceflow.errors import JobError, SetupError
-from onceflow.harness import nemesis
+from onceflow.harness import driver_faults
+from onceflow.harness.case_runner import CaseRunner, FaultOutcome, StuckJob
 from onceflow.harness.checker import Violation, check
-from onceflow.harness.disk import can_mount, disk_of
 from onceflow.harness.drivers import Drivers
-from onceflow.harness.play import Play, Struck, Stuck
+from onceflow.harness.fault_schedule import Fault
 from onceflow.harness.result import CaseResult, Result
-from onceflow.harness.runner import note, prepare
-from onceflow.harness.schedule import Fault
+from onceflow.harness.small_disk import can_mount, disk_of
+from onceflow.harness.verification import note, prepare
 from onceflow.protocol.home import now
 
 Event = dict[str, Any]
@@ -75,7 +75,7 @@ class Trial:
         self.result.kinds = services.KINDS
         self.places = Places(settings.folder / "ads")
         self._lines = Lines(settings.seed)
-        self._stage: list[Play] = []  # the jobs that go on
+        self._stage: list[CaseRunner] = []  # the jobs that go on
         self._ends: dict[str, tuple[Any, int]] = {}  # job -> its epochs, and lives that ended there
         self._striking = ""  # the kind of the fault that strikes now
         self._spread = float("-inf")  # when one last did that strikes others, too
@@ -98,7 +98,7 @@ class Trial:
         faults = plan.faults(settings.seed, settings.faults, kinds, settings.points)
         listed = [fault.as_json() for fault in faults]
         said = {"seed": settings.seed, "cases": list(plan.CASES), "faults": listed}
-        (folder / "schedule.json").write_text(json.dumps(said, indent=1) + "\n")
+        (folder / "fault_schedule.json").write_text(json.dumps(said, indent=1) + "\n")
         self._tell("begin", folder=str(folder), faults=len(faults), cases=list(plan.CASES),
                    seed=settings.seed, left_out=self.result.left_out)  # fmt: skip
         if any(fault.kind == "full-disk" for fault in faults):
@@ -108,12 +108,14 @@ class Trial:
         self._drivers = Drivers(folder, "local[2,4]", _PATIENT, job=JOBS)
         stack.callback(self._drivers.close)
         environment = {"ADS_ORDERS": self._services.url}
-        self._plays = [
-            Play(case, self._drivers, began=self._began, tell=self._tender(number), pause=PAUSE)
+        self._runners = [
+            CaseRunner(
+                case, self._drivers, began=self._began, tell=self._tender(number), pause=PAUSE
+            )
             for number, case in enumerate(cases(self.places, self._lines, environment))
         ]
         results = [
-            CaseResult(p.case.name, p.case.sinks, began=self._seconds()) for p in self._plays
+            CaseResult(p.case.name, p.case.sinks, began=self._seconds()) for p in self._runners
         ]
         results.append(CaseResult("budget", "sqlite", began=self._seconds()))
         self.result.cases += results
@@ -125,8 +127,8 @@ class Trial:
         except Exception as error:  # a check that crashed has not passed
             results[0].unknown = f"{type(error).__name__}: {error}"
         finally:
-            for play in self._stage:
-                play.abandon()
+            for runner in self._stage:
+                runner.abandon()
             self._note(results)
         self.result.spark = self._drivers.spark
 
@@ -146,48 +148,48 @@ class Trial:
     def _perform(self, faults: list[Fault]) -> None:
         try:
             # 1. start
-            for play in self._plays:
-                self._stage.append(play)
-                with _stuck(play):
-                    play.feed_it()
-                    play.start_life()
-            for play in self._plays:
-                with _stuck(play):
-                    play.wait_for_epochs(1)
+            for runner in self._runners:
+                self._stage.append(runner)
+                with _stuck(runner):
+                    runner.feed_it()
+                    runner.start_life()
+            for runner in self._runners:
+                with _stuck(runner):
+                    runner.wait_for_epochs(1)
             # 2. strike
             for fault in faults:
-                play = self._plays[fault.case]
-                with _stuck(play):
-                    play.strike(fault, self._strike)
+                runner = self._runners[fault.case]
+                with _stuck(runner):
+                    runner.strike(fault, self._strike)
             # 3. drain
-            for play in self._plays:
-                with _stuck(play):
-                    play.drain()
-                self._finish(play)
-                if play is self._plays[0]:
-                    self._services.charge_all(self._plays[-1])
+            for runner in self._runners:
+                with _stuck(runner):
+                    runner.drain()
+                self._finish(runner)
+                if runner is self._runners[0]:
+                    self._services.charge_all(self._runners[-1])
         except _OverError:
             stage, self._stage = self._stage, []
-            for play in stage:
-                play.finish()
+            for runner in stage:
+                runner.finish()
 
-    def _finish(self, play: Play) -> None:
-        self._stage.remove(play)
-        play.finish()
+    def _finish(self, runner: CaseRunner) -> None:
+        self._stage.remove(runner)
+        runner.finish()
 
-    def _strike(self, play: Play, fault: Fault, struck: Struck) -> None:
+    def _strike(self, runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
         self._tell("fault", number=fault.number, kind=fault.kind,
-                   what=f"{play.case.name}: {fault.what}")  # fmt: skip
+                   what=f"{runner.case.name}: {fault.what}")  # fmt: skip
         if fault.kind in services.KINDS:
-            self._services.strike(play, fault, struck)
+            self._services.strike(runner, fault, outcome)
             return
         self._striking = fault.kind
         with ExitStack() as stack:
             if fault.kind == "full-disk":  # nobody can read SQLite without any space
                 for other in self._stage:
-                    if other is not play:
+                    if other is not runner:
                         stack.enter_context(other.observer.looking_away())
-            nemesis.strike(play, fault, struck)
+            driver_faults.strike(runner, fault, outcome)
         self._striking = ""
         if fault.kind in _SPREADS:
             self._spread = time.monotonic()
@@ -195,44 +197,44 @@ class Trial:
     # -------------------------------------------------------------- meanwhile
 
     def _tender(self, number: int) -> Callable[[], None]:
-        """What is done a few times a second while a play waits for something."""
+        """What is done a few times a second while a runner waits for something."""
 
         def tend() -> None:
-            play = self._plays[number]
+            runner = self._runners[number]
             if not self._tending:
                 self._tending = True
                 try:
-                    self._tend_others(play)
+                    self._tend_others(runner)
                 finally:
                     self._tending = False
-            self._progress(play)
+            self._progress(runner)
 
         return tend
 
-    def _tend_others(self, play: Play) -> None:
+    def _tend_others(self, runner: CaseRunner) -> None:
         spreads = self._striking in _SPREADS
         for other in self._stage:
-            if other is not play and other.driver is not None:
+            if other is not runner and other.driver is not None:
                 if spreads:
-                    other.hear()
+                    other.read_events()
                 else:
                     self._tend(other)
         if not spreads:
             self._services.tend(may_end=self._has_spread())
 
-    def _tend(self, play: Play) -> None:
+    def _tend(self, runner: CaseRunner) -> None:
         """One that nobody waits for now."""
-        life, before = play.life, play.observer.progress()
-        with _stuck(play):
+        life, before = runner.life, runner.observer.progress()
+        with _stuck(runner):
             if life is not None and life.over:
-                self._tell("ended", job=play.case.name, code=life.code, why=play.complaint())
-                seen, ends = self._ends.get(play.case.name, (before, 0))
-                self._ends[play.case.name] = before, ends + 1 if seen == before else 1
+                self._tell("ended", job=runner.case.name, code=life.code, why=runner.complaint())
+                seen, ends = self._ends.get(runner.case.name, (before, 0))
+                self._ends[runner.case.name] = before, ends + 1 if seen == before else 1
                 if seen == before and ends > _MOST_ENDS:
-                    raise Stuck(f"{ends} starts came to no epoch: {play.complaint()}")
+                    raise StuckJob(f"{ends} starts came to no epoch: {runner.complaint()}")
                 if life.code == _DAMAGED and self._has_spread():
-                    play.life = None  # it has found what was damaged, and that was put back
-            play.tend()
+                    runner.life = None  # it has found what was damaged, and that was put back
+            runner.keep_running()
 
     def _has_spread(self) -> bool:
         return time.monotonic() - self._spread < _FORGIVEN_FOR
@@ -240,17 +242,17 @@ class Trial:
     # -------------------------------------------------------------- the verdict
 
     def _judge(self, results: list[CaseResult]) -> None:
-        drained = all(play.drained for play in self._plays)
+        drained = all(runner.drained for runner in self._runners)
         if drained:
             self._wait_for_orphans()
         self._tell("truth", says="every output beside the truth of the generator")
-        for play, result in zip(self._plays, results, strict=False):
-            result.violations += play.violations
+        for runner, result in zip(self._runners, results, strict=False):
+            result.violations += runner.violations
             result.violations += check(
-                play.case.name, self.places.folder / "home", play.observer, None,
-                stopped=play.drained, guarantees=play.guarantees,
+                runner.case.name, self.places.folder / "home", runner.observer, None,
+                stopped=runner.drained, guarantees=runner.guarantees,
             )  # fmt: skip
-            for name, targets in play.forks.items():
+            for name, targets in runner.forks.items():
                 result.violations += forked(name, targets, self.places, self._lines.truth)
         results[-1].violations += self._services.violations
         for result in results:
@@ -259,21 +261,21 @@ class Trial:
             result.violations += [v for v in found if drained or v.kind != "lost"]
 
     def _wait_for_orphans(self) -> None:
-        play = self._plays[-1]
-        if not play.wait(lambda: not self._drivers.left(), _ORPHANS_WITHIN):
+        runner = self._runners[-1]
+        if not runner.wait(lambda: not self._drivers.left(), _ORPHANS_WITHIN):
             pids = ", ".join(map(str, self._drivers.left()))
             said = f"processes {pids} go on after their driver"
-            play.violations.append(Violation("left", "drivers", said))
+            runner.violations.append(Violation("left", "drivers", said))
 
     def _note(self, results: list[CaseResult]) -> None:
         found = [
             fault
-            for play, result in zip(self._plays, results, strict=False)
-            for fault in note(play, result, self._began)
+            for runner, result in zip(self._runners, results, strict=False)
+            for fault in note(runner, result, self._began)
         ]
         self.result.faults += sorted(found, key=lambda fault: fault["number"])
-        for play, result in zip(self._plays[1:], results[1:], strict=False):
-            heads = play.feed.heads() if play.feed is not None else {}
+        for runner, result in zip(self._runners[1:], results[1:], strict=False):
+            heads = runner.feed.heads() if runner.feed is not None else {}
             result.rows_in = sum(map(sum, heads.values()))
         budget = results[-1]
         budget.seconds = round(self._seconds() - budget.began, 1)
@@ -287,14 +289,14 @@ class Trial:
 
     # -------------------------------------------------------------- telling
 
-    def _progress(self, play: Play) -> None:
-        fed = self._plays[0].feed.rows if self._plays[0].feed else 0
-        self._tell("progress", job=play.case.name, sinks=play.case.sinks,
-                   faults=sum(s.hit for p in self._plays for s in p.struck),
+    def _progress(self, runner: CaseRunner) -> None:
+        fed = self._runners[0].feed.rows if self._runners[0].feed else 0
+        self._tell("progress", job=runner.case.name, sinks=runner.case.sinks,
+                   faults=sum(s.hit for p in self._runners for s in p.outcomes),
                    of=self.settings.faults, rows_in=fed,
-                   rows_out=sum(p.observer.published for p in self._plays),
-                   lag=max(0, fed - _read(self._plays[0])),
-                   violations=sum(len(p.violations) + p.observer.violations for p in self._plays)
+                   rows_out=sum(p.observer.published for p in self._runners),
+                   lag=max(0, fed - _read(self._runners[0])),
+                   violations=sum(len(p.violations) + p.observer.violations for p in self._runners)
                    + len(self._services.violations))  # fmt: skip
 
     def _seconds(self) -> float:
@@ -304,23 +306,23 @@ class Trial:
         self._show({"event": event, "at_s": round(self._seconds(), 1), **fields})
 
 
-def _read(play: Play) -> int:
+def _read(runner: CaseRunner) -> int:
     """How many rows all queries have read."""
-    last = [play.observer.last(query) for query in play.case.queries]
+    last = [runner.observer.last(query) for query in runner.case.queries]
     return sum(
         sum(decided.read_to(source))
         for decided in last
         if decided is not None
         for source in decided.end
-        if source in play.case.logs
+        if source in runner.case.logs
     )
 
 
 @contextmanager
-def _stuck(play: Play) -> Iterator[None]:
+def _stuck(runner: CaseRunner) -> Iterator[None]:
     """A job that does not go on ends the trial, and is named."""
     try:
         yield
-    except Stuck as stuck:
-        play.violations.append(Violation("stuck", play.case.name, str(stuck)))
+    except StuckJob as stuck:
+        runner.violations.append(Violation("stuck", runner.case.name, str(stuck)))
         raise _OverError from stuck

@@ -19,7 +19,7 @@ from onceflow.cli.display import Event, Report, display, json_option, paint, sho
 from onceflow.service.units import age, brief, number
 
 if TYPE_CHECKING:
-    from onceflow.demo.play import Play
+    from onceflow.demo.run import DemoRun
 
 _MOST_DIFFERENCES = 20
 _DOING = {
@@ -106,10 +106,10 @@ def command(  # noqa: PLR0917 - one parameter for each option
     onceflow demo
     onceflow demo --kafka --chaos --seconds 120
     """
-    from onceflow.demo.play import Play, Script
+    from onceflow.demo.run import DemoRun, Settings
 
     shown = display(DemoReport(), as_json=as_json)
-    script = Script(
+    settings = Settings(
         seed=seed, rate=rate, seconds=None if keep else seconds, kills=kills, chaos=chaos,
         kafka=kafka,
     )  # fmt: skip
@@ -118,20 +118,20 @@ def command(  # noqa: PLR0917 - one parameter for each option
         from onceflow.page.server import Page
 
         page = partial(Page, port=port)
-    play = Play(Path(folder), script, tell=shown.show, page=page)
-    with shown_on(shown), _ctrl_c_judges(play) if keep else contextlib.nullcontext():
-        verdict = play.perform()
-        shown.show({"event": "next", "commands": next_commands(play.folder, kafka=kafka)})
+    run = DemoRun(Path(folder), settings, tell=shown.show, page=page)
+    with shown_on(shown), _ctrl_c_judges(run) if keep else contextlib.nullcontext():
+        verdict = run.perform()
+        shown.show({"event": "next", "commands": next_commands(run.folder, kafka=kafka)})
     sys.exit(0 if verdict.exact else 1)
 
 
 @contextlib.contextmanager
-def _ctrl_c_judges(play: Play) -> Iterator[None]:
+def _ctrl_c_judges(run: DemoRun) -> Iterator[None]:
     """The first Ctrl-C ends the stream of events, the second ends everything."""
 
     def finish(*_: object) -> None:
         signal.signal(signal.SIGINT, before)
-        play.finish()
+        run.finish()
 
     before = signal.signal(signal.SIGINT, finish)
     try:

@@ -21,7 +21,7 @@ from onceflow.protocol.home import DEFAULT_HOME
 from onceflow.service.units import number
 
 if TYPE_CHECKING:
-    from onceflow.harness.runner import Settings
+    from onceflow.harness.verification import Settings
 
 _FAULTS = 40
 _LONG = 300
@@ -134,14 +134,14 @@ def command(  # noqa: PLR0917 - one parameter for each option
     onceflow verify --report proof.html
     onceflow verify job.py --faults 10
     """
-    from onceflow.harness.record import Record
-    from onceflow.harness.runner import Runner
+    from onceflow.harness.run_record import RunRecord
+    from onceflow.harness.verification import Verification
 
     if report is not None and not Path(report).absolute().parent.is_dir():
         raise JobError(f"there is no folder for {report}", hint="create it, or name another file")
     shown = display(VerifyReport(), as_json=as_json)
     folder = Path(keep or tempfile.mkdtemp(prefix="onceflow-verify-")).absolute()
-    kept = None if no_record else Record(Path(record).absolute(), _command())
+    kept = None if no_record else RunRecord(Path(record).absolute(), _command())
 
     def tell(event: Event) -> None:
         if kept is not None:
@@ -166,7 +166,7 @@ def command(  # noqa: PLR0917 - one parameter for each option
                 master,
                 brokers,
             )
-            result = Runner(settings, tell).run()
+            result = Verification(settings, tell).run()
             if kept is not None:
                 kept.ended(result.as_json())
             if report is not None:
@@ -190,9 +190,9 @@ def _settings(  # noqa: PLR0917 - one parameter for each option
     from onceflow.contract.quantities import milliseconds
     from onceflow.faults.points import KEYED, POINTS, SERVICES, TASK
     from onceflow.faults.points import SNAPSHOTS as STEPS
-    from onceflow.harness.jobs import JOBS, SERVER_SINKS, SINKS, cases
-    from onceflow.harness.runner import Settings
-    from onceflow.harness.schedule import KINDS, SNAPSHOTS
+    from onceflow.harness.builtin_catalog import JOBS, SERVER_SINKS, SINKS, cases
+    from onceflow.harness.fault_schedule import KINDS, SNAPSHOTS
+    from onceflow.harness.verification import Settings
 
     seconds = None if duration is None else milliseconds(duration) / 1000
     faults = faults or (_FAULTS if seconds is None else max(1, round(seconds)))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from onceflow.demo.cast import JobPart
+from onceflow.demo.app_processes import JobProcess
 from onceflow.kafka.broker import Broker
 from onceflow.log.embedded import EmbeddedLog
 
@@ -35,7 +35,7 @@ class Drain:
         self,
         places: Any,
         regions: tuple[str, ...],
-        jobs: list[JobPart],
+        jobs: list[JobProcess],
         left: Callable[[], dict[str, int]],
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -54,17 +54,17 @@ class Drain:
         self._looked = now
         idle = all(self._has_read_all(job) for job in self._jobs)
         left = self._left() if idle else None
-        seen = (left, [job.observed.epochs() for job in self._jobs])
+        seen = (left, [job.job_progress.epochs() for job in self._jobs])
         if seen != self._seen:
             self._seen, self._moved = seen, now
         if left is None:
             return False
         return not any(left.values()) or now - self._moved > _STILL
 
-    def _has_read_all(self, job: JobPart) -> bool:
-        if job.observed.under_way() is not None:
+    def _has_read_all(self, job: JobProcess) -> bool:
+        if job.job_progress.under_way() is not None:
             return False
-        read = {at for offset in job.observed.offsets().values() for at in positions(offset)}
+        read = {at for offset in job.job_progress.offsets().values() for at in positions(offset)}
         return all(
             end in read
             for stream in READS[job.name]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from onceflow.demo.cast import RUN, JobPart, Part
+from onceflow.demo.app_processes import RUN, AppProcess, JobProcess
 from onceflow.harness.processes import DRIVER, JVM, WORKER, Ended, frozen
 
 _STRIKE_WITHIN = 0.5  # seconds after an epoch was seen to begin
@@ -51,10 +51,12 @@ class Plan:
     """So many kills of whole jobs, one after the other, each when all jobs have worked for a while,
     and the budget service once, while the first of them starts again."""
 
-    def __init__(self, jobs: list[JobPart], budget: Part, *, kills: int, seed: int) -> None:
+    def __init__(
+        self, jobs: list[JobProcess], budget: AppProcess, *, kills: int, seed: int
+    ) -> None:
         self._jobs = jobs
         self._chance = random.Random(seed)
-        victims: list[Part] = [jobs[number % len(jobs)] for number in range(kills)]
+        victims: list[AppProcess] = [jobs[number % len(jobs)] for number in range(kills)]
         self._left = [*victims[:1], budget, *victims[1:]] if victims else []
         self._within = _STRIKE_WITHIN
 
@@ -67,7 +69,7 @@ class Plan:
         if not self._left:
             return None
         victim = self._left[0]
-        if isinstance(victim, JobPart):
+        if isinstance(victim, JobProcess):
             if not all(job.has_worked(SEEN) for job in self._jobs):
                 return None
             done = _in_an_epoch(victim, self._chance, self._within)
@@ -85,8 +87,8 @@ class Chaos:
 
     def __init__(
         self,
-        jobs: list[JobPart],
-        services: list[Part],
+        jobs: list[JobProcess],
+        services: list[AppProcess],
         *,
         seed: int,
         clock: Callable[[], float] = time.monotonic,
@@ -118,7 +120,7 @@ class Chaos:
     def _pause(self) -> float:
         return self._chance.uniform(*_PAUSE)
 
-    def _order(self) -> Iterator[tuple[Part, str]]:
+    def _order(self) -> Iterator[tuple[AppProcess, str]]:
         """Jobs first that work; a service one time in four, or if no job does."""
         jobs = [job for job in self._jobs if job.has_worked()]
         services = [
@@ -136,35 +138,35 @@ class Chaos:
         if not jobs:
             yield from of_services
 
-    def _kill(self, victim: Part, what: str) -> Strike | None:
-        if not isinstance(victim, JobPart):
+    def _kill(self, victim: AppProcess, what: str) -> Strike | None:
+        if not isinstance(victim, JobProcess):
             return Strike(victim.name, ALL, victim.kill())
         if what == ALL:
             return _in_an_epoch(victim, self._chance, 0.0)
         found = victim.alone(what)
         if not found:
             return None
-        under_way = victim.observed.under_way()
+        under_way = victim.job_progress.under_way()
         pid, kind = self._chance.choice(found)
         ended = victim.kill_alone(pid, kind)
         query, epoch = under_way or (None, None)
         return Strike(victim.name, what, ended, query, epoch, None)
 
 
-def _in_an_epoch(job: JobPart, chance: random.Random, within: float) -> Strike | None:
+def _in_an_epoch(job: JobProcess, chance: random.Random, within: float) -> Strike | None:
     """Kill all of a job at some moment between the beginning of an epoch and its end."""
-    if job.observed.under_way() is None:
+    if job.job_progress.under_way() is None:
         return None
     time.sleep(within * chance.random())
-    leader = job.observed.leader()
+    leader = job.job_progress.leader()
     if leader is None:
         return None
     with frozen(leader.pid):  # what is seen now is what is killed
-        under_way = job.observed.under_way()
+        under_way = job.job_progress.under_way()
         if under_way is None:
             return None
         ended = job.kill()
     query, epoch = under_way
-    last = job.observed.last(query)
+    last = job.job_progress.last(query)
     decided = last is not None and last.epoch >= epoch
     return Strike(job.name, ALL, ended, query, epoch, decided)

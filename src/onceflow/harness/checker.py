@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from onceflow.harness.jobs import Truth
+from onceflow.harness.builtin_catalog import Expected
 from onceflow.harness.observer import Observer, Seen
 from onceflow.harness.target_reader import read
 from onceflow.harness.targets import Corrupt, Published, Row, Target
@@ -49,7 +49,7 @@ def check(
     job: str,
     home: Path,
     observer: Observer,
-    truth: dict[str, Truth] | None,
+    truth: dict[str, Expected] | None,
     *,
     in_order: str = "",
     stopped: bool = True,
@@ -86,7 +86,7 @@ def check(
 # ---------------------------------------------------------------- rows
 
 
-def compare(target: Target, truth: Truth, end: Published, seen: Seen) -> Iterator[Violation]:
+def compare(target: Target, truth: Expected, end: Published, seen: Seen) -> Iterator[Violation]:
     if truth.total is not None:
         yield from _totals(target, truth.total, end)
         return
@@ -120,7 +120,7 @@ def _totals(target: Target, total: Row, end: Published) -> Iterator[Violation]:
                         max(1, abs(sums[0] - total[0])))  # fmt: skip
 
 
-def _dirty(target: Target, truth: Truth, seen: set[Row]) -> Iterator[Violation]:
+def _dirty(target: Target, truth: Expected, seen: set[Row]) -> Iterator[Violation]:
     """Each version of a key that was ever to be read is one that its records add up to."""
     wrong = seen - truth.versions if truth.versions is not None else set()
     if wrong:
@@ -155,7 +155,7 @@ def ordered(target: Target, end: Published, column: str) -> Iterator[Violation]:
         yield Violation("disordered", target.output, message, len(wrong))
 
 
-def forked(name: str, targets: list[Target], truth: dict[str, Truth]) -> Iterator[Violation]:
+def forked(name: str, targets: list[Target], truth: dict[str, Expected]) -> Iterator[Violation]:
     """A fork begins at a cut and ends before its parent: of the truth it has a part, each row
     once. Where rows are left to chance nothing can be said."""
     for target in targets:

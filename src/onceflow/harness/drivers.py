@@ -46,7 +46,7 @@ class Life:
     def complaint(self) -> str:
         return f"{self.error['kind']}: {self.error['message']}" if self.error else "it said nothing"
 
-    def hear(self) -> None:
+    def read_events(self) -> None:
         """Take in what the driver has said."""
         gone = self.driver.has_ended()
         for event in self.driver.events():
@@ -70,7 +70,7 @@ class Life:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"driver {self.driver.pid} goes on after {seconds:.0f} s")
             time.sleep(_TURN)
-            self.hear()
+            self.read_events()
         assert self.code is not None
         return self.code
 

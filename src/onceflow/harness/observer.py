@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onceflow.harness.decided import Decided, Lineages
+from onceflow.harness.epoch_logs import Decision, Lineages
 from onceflow.harness.target_reader import read
 from onceflow.harness.targets import Away, Corrupt, Published, Row, Target
 
@@ -49,7 +49,7 @@ class Observer(threading.Thread):
         self._pause = pause
         self.lineages = Lineages(home / job)
         self.seen = {target.output: Seen() for target in targets}
-        self.decided: dict[str, dict[int, Decided]] = {}  # query -> epoch -> its decision
+        self.decided: dict[str, dict[int, Decision]] = {}  # query -> epoch -> its decision
         self.samples: list[tuple[float, int]] = []  # (time, rows that can be read)
         self.polls = 0
         self.failure: BaseException | None = None
@@ -98,7 +98,7 @@ class Observer(threading.Thread):
         """query -> the last epoch that is decided."""
         return {query: max(found, default=-1) for query, found in self.decided.items()}
 
-    def last(self, query: str) -> Decided | None:
+    def last(self, query: str) -> Decision | None:
         found = self.decided.get(query, {})
         return found[max(found)] if found else None
 

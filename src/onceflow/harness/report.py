@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from onceflow.harness import charts
-from onceflow.harness.schedule import KINDS, SNAPSHOTS, is_kill
+from onceflow.harness.fault_schedule import KINDS, SNAPSHOTS, is_kill
 
 Json = dict[str, Any]
 

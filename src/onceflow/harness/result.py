@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from onceflow.harness.checker import Violation
-from onceflow.harness.schedule import is_kill
+from onceflow.harness.fault_schedule import is_kill
 from onceflow.store.version import __version__
 
 Event = dict[str, Any]
@@ -58,7 +58,7 @@ class Result:
     @property
     def unknown(self) -> list[str]:
         """Why it can't be known. A checker that crashed has not passed; nor has a run without a
-        fault that struck."""
+        fault that outcome."""
         found = [f"{c.job} to {c.sinks}: {c.unknown}" for c in self.cases if c.unknown]
         if not any(fault["hit"] for fault in self.faults):
             found.append("no fault struck")

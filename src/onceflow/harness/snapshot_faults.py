@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from onceflow.harness.case_runner import CaseRunner, FaultOutcome
 from onceflow.harness.checker import Violation
-from onceflow.harness.play import Play, Struck
-from onceflow.harness.reaching import REACH_WITHIN, at_work, end_now, epoch
-from onceflow.harness.schedule import Fault
+from onceflow.harness.fault_moments import REACH_WITHIN, end_driver, epoch, wait_at_random
+from onceflow.harness.fault_schedule import Fault
 from onceflow.harness.targets import Target
 from onceflow.protocol.home import JobFolder
 from onceflow.snapshots.epochs import decisions
@@ -63,27 +63,27 @@ class _Done:
         return any(said in self.error for said in _REFUSALS)
 
 
-def _run(play: Play, *command: str, point: str = "") -> _Done:
+def _run(runner: CaseRunner, *command: str, point: str = "") -> _Done:
     """A command of `onceflow`; if it is killed at the point it is run again."""
-    done = _once(play, command, f"{point}:kill" if point else "")
+    done = _once(runner, command, f"{point}:kill" if point else "")
     if point and done.code == -signal.SIGKILL:
-        done = replace(_once(play, command, ""), killed=True)
+        done = replace(_once(runner, command, ""), killed=True)
     return done
 
 
-def _once(play: Play, command: tuple[str, ...], fault: str) -> _Done:
-    servers = play.case.servers
+def _once(runner: CaseRunner, command: tuple[str, ...], fault: str) -> _Done:
+    servers = runner.case.servers
     brought = servers.for_commands() if servers is not None else {}
-    play.commands += 1
-    said = play.case.folder / f"command-{play.commands}"
+    runner.commands += 1
+    said = runner.case.folder / f"command-{runner.commands}"
     with said.with_suffix(".out").open("wb") as out, said.with_suffix(".err").open("wb") as err:
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", _ONCEFLOW, *command, "--home", "home", "--json"],
-            cwd=play.case.folder, env={**os.environ, **brought, **play.environment(fault)},
+            cwd=runner.case.folder, env={**os.environ, **brought, **runner.environment(fault)},
             stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
         )  # fmt: skip
     try:
-        ended = play.wait(lambda: process.poll() is not None, _ENDS_WITHIN)
+        ended = runner.wait(lambda: process.poll() is not None, _ENDS_WITHIN)
     finally:
         process.kill()
         code = process.wait()
@@ -106,108 +106,108 @@ def _complaint(text: str) -> str:
         return last
 
 
-def _failed(play: Play, struck: Struck, done: _Done) -> bool:
+def _failed(runner: CaseRunner, outcome: FaultOutcome, done: _Done) -> bool:
     """Did it not come to its end? A refusal with a good reason is no fault."""
     if not done.error:
         return False
-    struck.what = f"{done.command}{done.again}: {done.error}"
+    outcome.what = f"{done.command}{done.again}: {done.error}"
     if not done.refused:
-        play.violations.append(Violation("stuck", play.case.name, struck.what))
+        runner.violations.append(Violation("stuck", runner.case.name, outcome.what))
     return True
 
 
 # ---------------------------------------------------------------- savepoints
 
 
-def _savepoint(play: Play, fault: Fault, struck: Struck) -> None:
-    at_work(play, fault)
+def _savepoint(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
+    wait_at_random(runner, fault)
     name, stops = f"s{fault.number}", fault.ends == "stop"
     stop = ["--stop"] if stops else []
     done = _run(
-        play, "savepoint", "create", play.case.name, "--name", name, *stop, point=fault.point
+        runner, "savepoint", "create", runner.case.name, "--name", name, *stop, point=fault.point
     )
     made = done.killed and f"there is a savepoint '{name}' already" in done.error
-    if not made and _failed(play, struck, done):
+    if not made and _failed(runner, outcome, done):
         return
-    play.savepoints.append(name)
-    play.hit(struck, f"{name}, after epoch {epoch(play)}{done.again}")
+    runner.savepoints.append(name)
+    runner.hit(outcome, f"{name}, after epoch {epoch(runner)}{done.again}")
     if stops:
-        _hear_the_end(play)
+        _hear_the_end(runner)
 
 
-def _hear_the_end(play: Play) -> None:
-    life = play.life
+def _hear_the_end(runner: CaseRunner) -> None:
+    life = runner.life
     assert life is not None
-    if not play.wait(lambda: life.over, _ENDS_WITHIN):
+    if not runner.wait(lambda: life.over, _ENDS_WITHIN):
         said = "the driver goes on after it was stopped"
-        play.violations.append(Violation("stuck", play.case.name, said))
-        end_now(play)
+        runner.violations.append(Violation("stuck", runner.case.name, said))
+        end_driver(runner)
 
 
 # ---------------------------------------------------------------- going back
 
 
-def _rollback(play: Play, fault: Fault, struck: Struck) -> None:
-    _go_back(play, fault, struck, "")
+def _rollback(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
+    _go_back(runner, fault, outcome, "")
 
 
-def _restore(play: Play, fault: Fault, struck: Struck) -> None:
+def _restore(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
     """A job without a savepoint goes back to an epoch."""
-    _go_back(play, fault, struck, _chosen(play.savepoints, fault))
+    _go_back(runner, fault, outcome, _chosen(runner.savepoints, fault))
 
 
-def _go_back(play: Play, fault: Fault, struck: Struck, savepoint: str) -> None:
-    if set(play.guarantees.values()) - {"exactly-once"}:
-        struck.what = "an output promises less, and cannot go back"
+def _go_back(runner: CaseRunner, fault: Fault, outcome: FaultOutcome, savepoint: str) -> None:
+    if set(runner.guarantees.values()) - {"exactly-once"}:
+        outcome.what = "an output promises less, and cannot go back"
         return
-    play.wait_for_epochs(fault.visit - 1)  # to go back over
-    at_work(play, fault)
-    if not _end_driver(play, fault, struck):
+    runner.wait_for_epochs(fault.visit - 1)  # to go back over
+    wait_at_random(runner, fault)
+    if not _end_driver(runner, fault, outcome):
         return
-    to = ["restore", play.case.name, savepoint]
+    to = ["restore", runner.case.name, savepoint]
     if not savepoint:
-        to = ["rollback", play.case.name, "--to", _epoch_or_time(play, fault)]
-    choices = {target.output: _choice(play, fault, target) for target in play.case.targets}
+        to = ["rollback", runner.case.name, "--to", _epoch_or_time(runner, fault)]
+    choices = {target.output: _choice(runner, fault, target) for target in runner.case.targets}
     said = [f"--published={output}={choice}" for output, choice in choices.items()]
-    play.observer.restoring(choices)
+    runner.observer.restoring(choices)
     in_command = fault.point if fault.point.startswith("restore.") else ""
-    before = epoch(play)
-    done = _run(play, *to, *said, point=in_command)
-    if _failed(play, struck, done):
+    before = epoch(runner)
+    done = _run(runner, *to, *said, point=in_command)
+    if _failed(runner, outcome, done):
         return
-    play.observer.look()
-    play.hit(
-        struck, f"{' '.join(to)}, {', '.join(sorted({*choices.values()}))}, from epoch {before} "
-        f"back to {epoch(play)}{done.again}",
+    runner.observer.look()
+    runner.hit(
+        outcome, f"{' '.join(to)}, {', '.join(sorted({*choices.values()}))}, from epoch {before} "
+        f"back to {epoch(runner)}{done.again}",
     )  # fmt: skip
     if fault.point and not in_command:
-        _break_start(play, fault, struck)
+        _break_start(runner, fault, outcome)
 
 
-def _end_driver(play: Play, fault: Fault, struck: Struck) -> bool:
+def _end_driver(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> bool:
     """A restore is refused while the job runs. False: it did not stop as it was asked to."""
-    life, driver = play.life, play.driver
+    life, driver = runner.life, runner.driver
     assert life is not None
     assert driver is not None
     if fault.ends == "stop":
-        done = _run(play, "stop", play.case.name)
-        if _failed(play, struck, done):
+        done = _run(runner, "stop", runner.case.name)
+        if _failed(runner, outcome, done):
             return False
-        _hear_the_end(play)
+        _hear_the_end(runner)
     elif fault.ends:
         driver.order(do="arm", fault=f"{fault.ends}:raise")
-        if not play.wait(lambda: life.over, REACH_WITHIN):
-            end_now(play)
+        if not runner.wait(lambda: life.over, REACH_WITHIN):
+            end_driver(runner)
     else:
-        end_now(play)
+        end_driver(runner)
     return True
 
 
-def _choice(play: Play, fault: Fault, target: Target) -> str:
+def _choice(runner: CaseRunner, fault: Fault, target: Target) -> str:
     """What the output can do: a topic takes nothing back, other rows are not skipped."""
     if target.kind == "kafka":
         return "skip"
-    return fault.file if play.case.repeats else "rewind"
+    return fault.file if runner.case.repeats else "rewind"
 
 
 def _chosen(names: list[str], fault: Fault) -> str:
@@ -215,9 +215,9 @@ def _chosen(names: list[str], fault: Fault) -> str:
     return names[-1 - (fault.visit - 1) % len(names)] if names else ""
 
 
-def _epoch_or_time(play: Play, fault: Fault) -> str:
+def _epoch_or_time(runner: CaseRunner, fault: Fault) -> str:
     """A retained epoch; for several queries, which count their own, the time of one."""
-    queries = JobFolder(play.case.folder / "home", play.case.name).queries()
+    queries = JobFolder(runner.case.folder / "home", runner.case.name).queries()
     kept = decisions(queries[0])
     chosen = kept[-1 - (fault.visit - 1) % len(kept)] if kept else None
     if chosen is None:
@@ -225,35 +225,35 @@ def _epoch_or_time(play: Play, fault: Fault) -> str:
     return str(chosen.epoch) if len(queries) == 1 else chosen.at
 
 
-def _break_start(play: Play, fault: Fault, struck: Struck) -> None:
+def _break_start(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
     """The first start in the new lineage fails on its way."""
-    play.start_life(fault=f"{fault.point}:raise")
-    life = play.life
+    runner.start_life(fault=f"{fault.point}:raise")
+    life = runner.life
     assert life is not None
-    play.wait(lambda: life.over or life.started, _ENDS_WITHIN)
+    runner.wait(lambda: life.over or life.started, _ENDS_WITHIN)
     if life.error.get("kind") == "InjectedFault":
-        struck.what += f"; its start fails at {fault.point}"
-        play.mended(struck)
+        outcome.what += f"; its start fails at {fault.point}"
+        runner.start_recovery_clock(outcome)
 
 
 # ---------------------------------------------------------------- forks
 
 
-def _fork(play: Play, fault: Fault, struck: Struck) -> None:
+def _fork(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
     """Its targets are its own. What they hold is compared in the end."""
-    at_work(play, fault)
-    name, savepoint = f"fork-{fault.number}", _chosen(play.savepoints, fault)
-    folder = play.case.folder
-    moved = {target.output: _moved(folder, target, fault, name) for target in play.case.targets}
+    wait_at_random(runner, fault)
+    name, savepoint = f"fork-{fault.number}", _chosen(runner.savepoints, fault)
+    folder = runner.case.folder
+    moved = {target.output: _moved(folder, target, fault, name) for target in runner.case.targets}
     named = [f"--output={output}={to}" for output, (to, _) in moved.items()]
     from_ = ["--from", savepoint] if savepoint and fault.visit % 2 else []
-    done = _run(play, "fork", play.case.name, "--as", name, *from_, *named, point=fault.point)
+    done = _run(runner, "fork", runner.case.name, "--as", name, *from_, *named, point=fault.point)
     made = done.killed and f"there is a job {name} already" in done.error
-    if not made and _failed(play, struck, done):
+    if not made and _failed(runner, outcome, done):
         return
-    play.hit(struck, f"{name}{' of ' + savepoint if from_ else ''}{done.again}")
-    play.forks[name] = [target for _, target in moved.values()]
-    _run_fork(play, name, struck)
+    runner.hit(outcome, f"{name}{' of ' + savepoint if from_ else ''}{done.again}")
+    runner.forks[name] = [target for _, target in moved.values()]
+    _run_fork(runner, name, outcome)
 
 
 def _moved(folder: Path, target: Target, fault: Fault, name: str) -> tuple[str, Target]:
@@ -268,30 +268,30 @@ def _moved(folder: Path, target: Target, fault: Fault, name: str) -> tuple[str, 
     return path, replace(target, path=path)
 
 
-def _run_fork(play: Play, name: str, struck: Struck) -> None:
+def _run_fork(runner: CaseRunner, name: str, outcome: FaultOutcome) -> None:
     """Until it has used up the input, by a driver of its own, while its parent goes on."""
-    driver = play.drivers.take()
-    play.wait(lambda: driver.ready or driver.exit_code is not None, _ENDS_WITHIN)
-    play.drivers.wait_until_ready(driver)
+    driver = runner.drivers.take()
+    runner.wait(lambda: driver.ready or driver.exit_code is not None, _ENDS_WITHIN)
+    runner.drivers.wait_until_ready(driver)
     life = driver.live(
-        play.case.job, play.case.folder, play.environment(), once=True, every="0ms", fork=name
+        runner.case.job, runner.case.folder, runner.environment(), once=True, every="0ms", fork=name
     )
 
     def over() -> bool:
-        life.hear()
+        life.read_events()
         return life.over
 
-    if not play.wait(over, _ENDS_WITHIN) or life.code:
+    if not runner.wait(over, _ENDS_WITHIN) or life.code:
         said = life.complaint if life.error else "it goes on and on"
-        play.violations.append(Violation("stuck", play.case.name, f"{name}: {said}"))
+        runner.violations.append(Violation("stuck", runner.case.name, f"{name}: {said}"))
         driver.end()
     else:
-        struck.what += ", run once"
-        play.mended(struck)
-    play.drivers.give_back(driver)
+        outcome.what += ", run once"
+        runner.start_recovery_clock(outcome)
+    runner.drivers.give_back(driver)
 
 
-ACTS: dict[str, Callable[[Play, Fault, Struck], None]] = {
+ACTS: dict[str, Callable[[CaseRunner, Fault, FaultOutcome], None]] = {
     "savepoint": _savepoint,
     "rollback": _rollback,
     "restore": _restore,

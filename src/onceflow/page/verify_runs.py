@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from onceflow.errors import JobError
 from onceflow.harness import charts
-from onceflow.harness.schedule import is_kill
+from onceflow.harness.fault_schedule import is_kill
 from onceflow.page.files import Row, first_row, last_rows, names_in, read_json
 from onceflow.page.rates import seconds_since
 from onceflow.page.shapes import Run, RunState, RunSummary

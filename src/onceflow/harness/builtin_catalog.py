@@ -25,7 +25,7 @@ _FAULTS_A_CASE = 5
 
 
 @dataclass(frozen=True)
-class Truth:
+class Expected:
     """What an output must hold in the end, and what may be seen of it on the way."""
 
     rows: Counter[Row]
@@ -39,7 +39,7 @@ class BuiltInJob:
 
     name: str
     sinks: tuple[str, ...]
-    truth: Callable[[Iterable[Input], str], dict[str, Truth]]  # of rows, with these sinks
+    truth: Callable[[Iterable[Input], str], dict[str, Expected]]  # of rows, with these sinks
     mode: str = "append"
     key: tuple[str, ...] = ()
     in_order: str = ""  # a column that grows within a key, epoch behind epoch
@@ -70,7 +70,7 @@ class BuiltInJob:
         found = {*SEVERAL.get(sinks, (sinks,))} & {*SERVER_SINKS}
         return found | {"kafka"} if self.topic else found
 
-    def true(self, rows: Iterable[Input], sinks: str) -> dict[str, Truth]:
+    def true(self, rows: Iterable[Input], sinks: str) -> dict[str, Expected]:
         """The truth of each output, by query/output."""
         return {f"result/{output}": truth for output, truth in self.truth(rows, sinks).items()}
 
@@ -78,11 +78,11 @@ class BuiltInJob:
 # ---------------------------------------------------------------- the truth of each
 
 
-def _echo(rows: Iterable[Input], _: str) -> dict[str, Truth]:
-    return {"result": Truth(Counter((r.number, r.id, r.key, r.value) for r in rows))}
+def _echo(rows: Iterable[Input], _: str) -> dict[str, Expected]:
+    return {"result": Expected(Counter((r.number, r.id, r.key, r.value) for r in rows))}
 
 
-def _sum(rows: Iterable[Input], _: str) -> dict[str, Truth]:
+def _sum(rows: Iterable[Input], _: str) -> dict[str, Expected]:
     counts: dict[str, int] = defaultdict(int)
     totals: dict[str, int] = defaultdict(int)
     versions = set()
@@ -91,10 +91,10 @@ def _sum(rows: Iterable[Input], _: str) -> dict[str, Truth]:
         totals[r.key] += r.value
         versions.add((r.key, counts[r.key], totals[r.key]))
     last: Counter[Row] = Counter((key, counts[key], totals[key]) for key in counts)
-    return {"result": Truth(last, frozenset(versions))}
+    return {"result": Expected(last, frozenset(versions))}
 
 
-def _windows(rows: Iterable[Input], _: str) -> dict[str, Truth]:
+def _windows(rows: Iterable[Input], _: str) -> dict[str, Expected]:
     counts: dict[tuple[int, str], int] = defaultdict(int)
     totals: dict[tuple[int, str], int] = defaultdict(int)
     newest = BEGIN
@@ -105,7 +105,7 @@ def _windows(rows: Iterable[Input], _: str) -> dict[str, Truth]:
         totals[cell] += r.value
     closed = _millis(newest - DELAY)
     return {
-        "result": Truth(
+        "result": Expected(
             Counter(
                 (begin, key, count, totals[begin, key])
                 for (begin, key), count in counts.items()
@@ -115,11 +115,11 @@ def _windows(rows: Iterable[Input], _: str) -> dict[str, Truth]:
     }
 
 
-def _distinct(rows: Iterable[Input], _: str) -> dict[str, Truth]:
-    return {"result": Truth(Counter({(r.id, r.key, r.value) for r in rows}))}
+def _distinct(rows: Iterable[Input], _: str) -> dict[str, Expected]:
+    return {"result": Expected(Counter({(r.id, r.key, r.value) for r in rows}))}
 
 
-def _join(rows: Iterable[Input], _: str) -> dict[str, Truth]:
+def _join(rows: Iterable[Input], _: str) -> dict[str, Expected]:
     first: dict[int, int] = {}
     pairs: Counter[Row] = Counter()
     for r in rows:
@@ -127,21 +127,21 @@ def _join(rows: Iterable[Input], _: str) -> dict[str, Truth]:
             first[r.id] = r.number
         else:
             pairs[r.id, r.key, first[r.id], r.number] += 1
-    return {"result": Truth(pairs)}
+    return {"result": Expected(pairs)}
 
 
-def _several(rows: Iterable[Input], sinks: str) -> dict[str, Truth]:
+def _several(rows: Iterable[Input], sinks: str) -> dict[str, Expected]:
     found: dict[str, Counter[Row]] = {name: Counter() for name in SEVERAL[sinks]}
     for r in rows:
         name = SEVERAL[sinks][r.number % 3]
         found[name][r.number, r.id, r.key, r.value, name] += 1
-    return {name: Truth(rows) for name, rows in found.items()}
+    return {name: Expected(rows) for name, rows in found.items()}
 
 
-def _dice(rows: Iterable[Input], _: str) -> dict[str, Truth]:
+def _dice(rows: Iterable[Input], _: str) -> dict[str, Expected]:
     """How the die falls is not known, but every row is counted once."""
     listed = list(rows)
-    return {"result": Truth(Counter(), total=(len(listed), sum(r.value for r in listed)))}
+    return {"result": Expected(Counter(), total=(len(listed), sum(r.value for r in listed)))}
 
 
 def _millis(at: datetime) -> int:

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onceflow.errors import JobError, SetupError
+from onceflow.harness.builtin_catalog import Expected
+from onceflow.harness.case_runner import Case, CaseRunner
 from onceflow.harness.checker import differences
 from onceflow.harness.drivers import Driver
-from onceflow.harness.jobs import Truth
-from onceflow.harness.play import Case, Play
 from onceflow.harness.target_reader import read
 from onceflow.harness.targets import Target
 from onceflow.jobs.job import Workload, load
@@ -95,7 +95,7 @@ class Recorded:
 # ---------------------------------------------------------------- what the job is
 
 
-def own_case(spec: str, folder: Path, *, seed: int, recorded: str | None, driver: Driver) -> Case:
+def user_case(spec: str, folder: Path, *, seed: int, recorded: str | None, driver: Driver) -> Case:
     """The case of `JOB.py[:name]`. Refuses a job that can't be verified, and says why."""
     path, _, name = spec.partition(":")
     spec = f"{Path(path).absolute()}:{name}" if name else str(Path(path).absolute())
@@ -219,38 +219,38 @@ def _refuse_strangers(
 # ---------------------------------------------------------------- its truth
 
 
-class NoTruth(Exception):
+class UnstableResult(Exception):
     """Undisturbed runs over the same input differ."""
 
 
-def truth_of(play: Play) -> dict[str, Truth]:
-    """By two runs of the same job over the input of `play`, without a fault."""
-    assert play.feed is not None
-    one = _undisturbed(play, "one-epoch", ahead=True)
-    many = _undisturbed(play, "many-epochs", ahead=False)
+def undisturbed_result(runner: CaseRunner) -> dict[str, Expected]:
+    """By two runs of the same job over the input of `runner`, without a fault."""
+    assert runner.feed is not None
+    one = _undisturbed(runner, "one-epoch", ahead=True)
+    many = _undisturbed(runner, "many-epochs", ahead=False)
     for output, rows in one.items():
         different = list(differences(output, rows, many[output]))
         if different:
-            raise NoTruth(
+            raise UnstableResult(
                 f"the result depends on the size of epochs, so there is no truth to compare with "
                 f"({different[0].message} in one epoch only). Late rows, order or chance do that"
             )
-    return {output: Truth(rows) for output, rows in one.items()}
+    return {output: Expected(rows) for output, rows in one.items()}
 
 
-def _undisturbed(play: Play, name: str, *, ahead: bool) -> dict[str, Counter[Any]]:
-    assert play.feed is not None
-    case = play.case
+def _undisturbed(runner: CaseRunner, name: str, *, ahead: bool) -> dict[str, Counter[Any]]:
+    assert runner.feed is not None
+    case = runner.case
     folder = case.folder.with_name(f"{case.folder.name}-{name}")
     here, there = str(case.folder), str(folder)
     targets = [replace(t, path=there + t.path.removeprefix(here)) for t in case.targets]
-    calm = Play(
-        replace(case, folder=folder, targets=targets), play.drivers, began=play.began,
-        tell=lambda: None, pause=0.0 if ahead else 0.05, commits=play.feed.commits, ahead=ahead,
+    calm = CaseRunner(
+        replace(case, folder=folder, targets=targets), runner.drivers, began=runner.began,
+        tell=lambda: None, pause=0.0 if ahead else 0.05, commits=runner.feed.commits, ahead=ahead,
     )  # fmt: skip
     calm.perform([], lambda *_: None)
     if calm.violations:
-        raise NoTruth(f"an undisturbed run failed: {calm.violations[0]}")
+        raise UnstableResult(f"an undisturbed run failed: {calm.violations[0]}")
     return dict(_rows(case.name, targets))
 
 

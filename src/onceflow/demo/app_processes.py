@@ -16,7 +16,7 @@ from typing import Any
 from onceflow import errors
 from onceflow.demo.application import PACKAGE
 from onceflow.demo.folder import HOME, SAID, SCRATCH
-from onceflow.demo.observed import Observed
+from onceflow.demo.job_progress import JobProgress
 from onceflow.errors import OnceflowError, SetupError
 from onceflow.harness.processes import WORKER, Child, Ended, Event
 from onceflow.service.process_tree import scratch_environment
@@ -36,7 +36,7 @@ _QUICK = (
 
 
 @dataclass(frozen=True)
-class Stage:
+class Surroundings:
     """Where the parts play, and who is told what happens."""
 
     folder: Path
@@ -44,10 +44,10 @@ class Stage:
     rate: int = 0  # events a second
 
 
-class Part:
+class AppProcess:
     """A child and its lives. Leaving the block ends it."""
 
-    def __init__(self, name: str, what: str, arguments: list[str], stage: Stage) -> None:
+    def __init__(self, name: str, what: str, arguments: list[str], stage: Surroundings) -> None:
         self.name, self.what = name, what
         self.lives = 0
         self.running = False  # it does its work, as far as we have heard
@@ -62,7 +62,7 @@ class Part:
         first = ["onceflow"] if module == _ONCEFLOW else ["python", "-m", module]
         return shlex.join([*first, *(argument for argument in rest if argument != "--json")])
 
-    def __enter__(self) -> Part:
+    def __enter__(self) -> AppProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -91,7 +91,7 @@ class Part:
 
     # -------------------------------------------------------------- hearing
 
-    def hear(self) -> None:
+    def read_events(self) -> None:
         """What it has said since is taken note of. One that ended by itself ends the play."""
         if self._child is None:
             return
@@ -138,7 +138,7 @@ class Part:
         return None
 
 
-class Quiet(Part):
+class SilentProcess(AppProcess):
     """It does not say when it is ready."""
 
     def start(self) -> None:
@@ -146,13 +146,13 @@ class Quiet(Part):
         self.running = True
 
 
-class JobPart(Part):
+class JobProcess(AppProcess):
     """One of the jobs, as `onceflow run` runs it."""
 
-    def __init__(self, name: str, stage: Stage) -> None:
+    def __init__(self, name: str, stage: Surroundings) -> None:
         arguments = [_ONCEFLOW, "run", f"ads/{name}.py", "--home", HOME, "--json"]
         super().__init__(name, RUN, arguments, stage)
-        self.observed = Observed(stage.folder / HOME, name)
+        self.job_progress = JobProgress(stage.folder / HOME, name)
         self.progress: list[dict[str, Any]] = []
 
     def _environment(self) -> Mapping[str, str]:
@@ -166,7 +166,7 @@ class JobPart(Part):
         return found
 
     def _driver(self) -> int | None:
-        leader = self.observed.leader()
+        leader = self.job_progress.leader()
         return leader.pid if leader is not None else None
 
     def has_worked(self, epochs: int = 1) -> bool:
@@ -229,10 +229,10 @@ def _as_error(event: Event) -> OnceflowError:
     return error
 
 
-def services(stage: Stage, *, port: int) -> list[Part]:
+def services(stage: Surroundings, *, port: int) -> list[AppProcess]:
     """The order service, at a port that stays the same, and the budget service."""
     at = ["--port", str(port)]
     return [
-        Part("orders", "order service", [PACKAGE, "order-service", *at, "--json"], stage),
-        Quiet("budget", "budget service", [PACKAGE, "budget", "--json"], stage),
+        AppProcess("orders", "order service", [PACKAGE, "order-service", *at, "--json"], stage),
+        SilentProcess("budget", "budget service", [PACKAGE, "budget", "--json"], stage),
     ]

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onceflow.harness.checker import Violation
-from onceflow.harness.decided import Decided
 from onceflow.harness.drivers import Driver, Drivers, Life
+from onceflow.harness.epoch_logs import Decision
+from onceflow.harness.fault_schedule import Fault
 from onceflow.harness.feed import Feed, Input
 from onceflow.harness.observer import Observer
-from onceflow.harness.schedule import Fault
 from onceflow.harness.servers import Servers
 from onceflow.harness.targets import Target
 
@@ -31,12 +31,12 @@ _MOST_STARTS = 6  # in a row that came to no epoch
 _SAME_PROCESS = ("InjectedFault", "DiskFull")
 
 
-class Stuck(Exception):
+class StuckJob(Exception):
     """The job does not go on. The case ends here, with this as a violation."""
 
 
 @dataclass
-class Struck:
+class FaultOutcome:
     """What became of one fault."""
 
     fault: Fault
@@ -67,7 +67,7 @@ class Case:
     servers: Servers | None = None
 
 
-class Play:
+class CaseRunner:
     """Plays one case. `tell` is called a few times a second."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Play:
         self.forks: dict[str, list[Target]] = {}  # name -> its targets
         self.commands = 0  # of people, that were run
         self.violations: list[Violation] = []
-        self.struck: list[Struck] = []
+        self.outcomes: list[FaultOutcome] = []
         self.feed: Feed | None = None
         self.driver: Driver | None = None
         self.life: Life | None = None
@@ -96,9 +96,9 @@ class Play:
         self._pause, self._commits, self._ahead = pause, commits, ahead
 
     def perform(
-        self, faults: Iterable[Fault], strike: Callable[[Play, Fault, Struck], None]
+        self, faults: Iterable[Fault], strike: Callable[[CaseRunner, Fault, FaultOutcome], None]
     ) -> None:
-        """All steps; who plays several at once takes them one by one."""
+        """All steps; who runners several at once takes them one by one."""
         try:
             self.feed_it()
             self.start_life()
@@ -106,7 +106,7 @@ class Play:
             for fault in faults:
                 self.strike(fault, strike)
             self.drain()
-        except Stuck as stuck:
+        except StuckJob as stuck:
             self.violations.append(Violation("stuck", self.case.name, str(stuck)))
         except BaseException:
             self.abandon()
@@ -125,32 +125,34 @@ class Play:
         while self._ahead and not self.feed.full.is_set():
             self.turn()
 
-    def strike(self, fault: Fault, strike: Callable[[Play, Fault, Struck], None]) -> None:
+    def strike(
+        self, fault: Fault, strike: Callable[[CaseRunner, Fault, FaultOutcome], None]
+    ) -> None:
         """Step 3, one fault: until the job has survived it."""
-        struck = Struck(fault, at=time.monotonic() - self.began)
-        self.struck.append(struck)
+        outcome = FaultOutcome(fault, at=time.monotonic() - self.began)
+        self.outcomes.append(outcome)
         self._waited = 0.0
-        strike(self, fault, struck)
-        if struck.hit:
-            self.recover(struck)
+        strike(self, fault, outcome)
+        if outcome.hit:
+            self.recover(outcome)
         else:
             self.wait_for_epochs(1)
 
-    def hit(self, struck: Struck, what: str) -> None:
-        """Now. The time to recover runs from here, or from a later call of `mended`."""
-        struck.hit, struck.what = True, what
-        struck.at = time.monotonic() - self.began
-        self.mended(struck)
+    def hit(self, outcome: FaultOutcome, what: str) -> None:
+        """The fault struck now. The recovery clock starts, and can be started again later."""
+        outcome.hit, outcome.what = True, what
+        outcome.at = time.monotonic() - self.began
+        self.start_recovery_clock(outcome)
 
-    def mended(self, struck: Struck) -> None:
-        struck.since, self._waited = time.monotonic(), 0.0
+    def start_recovery_clock(self, outcome: FaultOutcome) -> None:
+        outcome.since, self._waited = time.monotonic(), 0.0
 
-    def recover(self, struck: Struck) -> None:
+    def recover(self, outcome: FaultOutcome) -> None:
         """Wait for the next epoch, and note how long that took."""
         self.wait_for_epochs(1)
-        if struck.recovery is None:
-            struck.start_up = round(self._waited, 2)
-            struck.recovery = round(time.monotonic() - struck.since - self._waited, 2)
+        if outcome.recovery is None:
+            outcome.start_up = round(self._waited, 2)
+            outcome.recovery = round(time.monotonic() - outcome.since - self._waited, 2)
 
     # -------------------------------------------------------------- lives
 
@@ -176,18 +178,18 @@ class Play:
     def turn(self) -> None:
         """A moment of waiting: hear what the driver says, show how it goes."""
         time.sleep(_TURN)
-        self.hear()
+        self.read_events()
         if time.monotonic() - self._told > 0.25:
             self._told = time.monotonic()
             self._tell()
 
-    def tend(self) -> None:
-        """A turn of a play that nobody waits for: it waits for nothing, and a life that has ended
+    def keep_running(self) -> None:
+        """A turn of a runner that nobody waits for: it waits for nothing, and a life that has ended
         is followed by another as soon as a driver is ready."""
-        self.hear()
+        self.read_events()
         if self.life is not None and not self.life.over:
             return
-        self._bury()
+        self._clear_ended_life()
         self.life = None
         if self.driver is not None and self.driver.spent:
             self.driver.end()
@@ -196,10 +198,10 @@ class Play:
         if self.driver.ready:
             self.start_life()
 
-    def hear(self) -> None:
+    def read_events(self) -> None:
         """What the driver says, and whether feed and reader are well."""
         if self.life is not None:
-            self.life.hear()
+            self.life.read_events()
             self.guarantees |= self.life.guarantees
         if self.feed is not None and self.feed.failure is not None:
             raise self.feed.failure
@@ -228,17 +230,17 @@ class Play:
             ):
                 return
             if self.life is None or self.life.over:
-                self._bury()
+                self._clear_ended_life()
                 starts += 1
                 if starts > _MOST_STARTS:
-                    raise Stuck(f"{starts} starts came to no epoch: {self.complaint()}")
+                    raise StuckJob(f"{starts} starts came to no epoch: {self.complaint()}")
                 self.start_life()
                 deadline = time.monotonic() + _RESUME_WITHIN
             if time.monotonic() > deadline:
-                raise Stuck(f"no new epoch for {_RESUME_WITHIN:.0f} s: {self.complaint()}")
+                raise StuckJob(f"no new epoch for {_RESUME_WITHIN:.0f} s: {self.complaint()}")
             self.turn()
 
-    def _bury(self) -> None:
+    def _clear_ended_life(self) -> None:
         """A life has ended. As in `onceflow run`, the next one is in a new process, unless this
         one was ended by an exception of ours. What `onceflow run` would not start again is a
         fault that was not survived."""
@@ -246,7 +248,7 @@ class Play:
         if not error or error["kind"] in _SAME_PROCESS:
             return
         if not error["retryable"]:
-            raise Stuck(f"the driver gave up: {self.complaint()}")
+            raise StuckJob(f"the driver gave up: {self.complaint()}")
         if self.driver is not None:
             self.driver.end()
 
@@ -281,10 +283,10 @@ class Play:
             if self.observer.progress() != seen:
                 seen, moved = self.observer.progress(), time.monotonic()
             if self.life is None or self.life.over:
-                self._bury()
+                self._clear_ended_life()
                 self.start_life()
             if time.monotonic() - moved > _RESUME_WITHIN:
-                raise Stuck(f"the input is not used up: {self.complaint()}")
+                raise StuckJob(f"the input is not used up: {self.complaint()}")
             self.turn()
         self.drained = True
 
@@ -294,7 +296,7 @@ class Play:
             last.read_to(source) == heads[self.case.logs[source]] for source in self._read_by(last)
         )
 
-    def _read_by(self, decided: Decided) -> list[str]:
+    def _read_by(self, decided: Decision) -> list[str]:
         """The sources of its query; what moves when a timer is due is none of them."""
         return [source for source in decided.end if source in self.case.logs]
 

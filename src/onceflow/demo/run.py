@@ -20,14 +20,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from onceflow.demo.app_processes import AppProcess, JobProcess, Surroundings, services
 from onceflow.demo.application import Application
-from onceflow.demo.cast import JobPart, Part, Stage, services
 from onceflow.demo.drain import Drain
 from onceflow.demo.folder import HOME, SAID, SCRATCH, prepare
+from onceflow.demo.repeated import Repeated
 from onceflow.demo.result import result
 from onceflow.demo.sampling import EVERY as SAMPLE_EVERY
 from onceflow.demo.sampling import Sampling
-from onceflow.demo.steady import Steady
 from onceflow.demo.strikes import SEEN, Chaos, Plan, Strike
 from onceflow.errors import SetupError
 from onceflow.harness.processes import Event
@@ -43,9 +43,9 @@ _MOST_DIFFERENCES = 100
 
 
 @dataclass(frozen=True)
-class Script:
+class Settings:
     """What is to be played. `seconds` count from when all jobs have started; None: without end,
-    until `Play.finish` is called."""
+    until `DemoRun.finish` is called."""
 
     seed: int = 1
     rate: int = 2_000  # events a second
@@ -55,13 +55,13 @@ class Script:
     kafka: bool = False
 
 
-class Play:
+class DemoRun:
     """One performance in one folder. What happens is told to `tell`, an event at a time."""
 
     def __init__(
         self,
         folder: Path,
-        script: Script,
+        script: Settings,
         *,
         tell: Callable[[Event], None],
         page: Callable[[Path], Any] | None = None,
@@ -96,16 +96,16 @@ class Play:
             app.places.create()
 
             # 2. start
-            stage = Stage(self.folder, self._tell, script.rate)
+            stage = Surroundings(self.folder, self._tell, script.rate)
             self._services = services(stage, port=int(named["ADS_ORDERS"].rpartition(":")[2]))
-            self._jobs = [JobPart(name, stage) for name in JOBS]
-            self._parts: list[Part] = [*self._services, *self._jobs]
+            self._jobs = [JobProcess(name, stage) for name in JOBS]
+            self._parts: list[AppProcess] = [*self._services, *self._jobs]
             for part in self._parts:
                 stack.enter_context(part).start()
             self._feed = app.feed(seed=script.seed, rate=script.rate)
             self._board = Sampling(app, self._feed, self.folder / HOME)
-            feeding = stack.enter_context(Steady(self._feed.turn, every=_FEED_EVERY))
-            sampling = stack.enter_context(Steady(self._board.turn, every=SAMPLE_EVERY))
+            feeding = stack.enter_context(Repeated(self._feed.turn, every=_FEED_EVERY))
+            sampling = stack.enter_context(Repeated(self._board.turn, every=SAMPLE_EVERY))
             self._beside = [feeding, sampling]
             self._start_all()
             self._kill_and_start_again()
@@ -200,7 +200,7 @@ class Play:
             part.stop()
         while not all(part.ended() for part in self._parts):
             self._turn()
-        epochs = {job.name: job.observed.epochs() for job in self._jobs}
+        epochs = {job.name: job.job_progress.epochs() for job in self._jobs}
         self._turn()
         self._tell("stopped", epochs=epochs)
 
@@ -230,7 +230,7 @@ class Play:
     def _turn(self) -> None:
         """A moment of waiting: hear what all say, and show how it goes."""
         for part in self._parts:
-            part.hear()
+            part.read_events()
         for steady in self._beside:
             steady.look()
         now = time.monotonic()
@@ -244,7 +244,7 @@ class Play:
 
     def _keep_patience(self, now: float) -> None:
         seen = (self._doing, [(part.running, part.lives) for part in self._parts],
-                [job.observed.epochs() for job in self._jobs])  # fmt: skip
+                [job.job_progress.epochs() for job in self._jobs])  # fmt: skip
         if seen != self._seen:
             self._seen, self._moved = seen, now
         if now - self._moved > _PATIENCE:

@@ -11,7 +11,7 @@ from onceflow.protocol.lease import Holder, Lease
 from onceflow.spark.checkpoint import Checkpoint
 
 
-class Observed:
+class JobProgress:
     """A job under a home. What it says of a query is of its last decided epoch."""
 
     def __init__(self, home: Path, job: str) -> None:

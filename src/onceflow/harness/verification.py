@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.errors import JobError, SetupError
-from onceflow.harness import schedule
+from onceflow.harness import fault_schedule
+from onceflow.harness.builtin_catalog import FILE, JOBS, Expected
+from onceflow.harness.case_runner import Case, CaseRunner
 from onceflow.harness.checker import ALLOWED, Violation, check, forked
-from onceflow.harness.disk import can_mount, disk_of
+from onceflow.harness.driver_faults import strike
 from onceflow.harness.drivers import Drivers
+from onceflow.harness.fault_schedule import Fault
 from onceflow.harness.feed import BuiltIn
-from onceflow.harness.jobs import FILE, JOBS, Truth
-from onceflow.harness.nemesis import strike
-from onceflow.harness.play import Case, Play
 from onceflow.harness.result import CaseResult, Result
-from onceflow.harness.schedule import Fault
 from onceflow.harness.servers import Servers, given
+from onceflow.harness.small_disk import can_mount, disk_of
 from onceflow.protocol.home import now
 from onceflow.spark import jars
 from onceflow.spark import packages as connector
@@ -54,16 +54,16 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Plot:
+class PlannedCase:
     """A case, and how its truth is had once it is played."""
 
     case: Case
-    truth: Callable[[Play], dict[str, Truth]]
+    truth: Callable[[CaseRunner], dict[str, Expected]]
     in_order: str = ""
     says: str = "comparing with the truth"  # while it is had
 
 
-class Runner:
+class Verification:
     """Runs all cases. What happens is told to `tell`, an event at a time."""
 
     def __init__(
@@ -90,8 +90,8 @@ class Runner:
         self._tell("verdict", **self.result.as_json())
         return self.result
 
-    def _run(self, plots: list[Plot], kinds: list[str], drivers: Drivers) -> None:
-        faults = schedule.plan(
+    def _run(self, plots: list[PlannedCase], kinds: list[str], drivers: Drivers) -> None:
+        faults = fault_schedule.plan(
             self.settings.seed, [_sinks(plot) for plot in plots], count=self.settings.faults,
             kinds=kinds, at=self.settings.points,
         )  # fmt: skip
@@ -113,7 +113,7 @@ class Runner:
                     lost = {fault.file for fault in mine if fault.kind == "lost-answer"}
                     stack.enter_context(plot.case.servers.behind_proxies(lost))
                     plot.case.environment.update(plot.case.servers.environment())
-                self._play(plot, mine, drivers)
+                self._run_case(plot, mine, drivers)
         self.result.spark = drivers.spark
 
     # -------------------------------------------------------------- before
@@ -123,24 +123,28 @@ class Runner:
         found, unsaid = list(kinds), []
         for kind in kinds:
             why = ""
-            of = [server for server in schedule.SERVERS.get(kind, ()) if server in self._needed()]
-            if kind in schedule.CLUSTER and self.settings.master != "cluster":
+            of = [
+                server
+                for server in fault_schedule.SERVERS.get(kind, ())
+                if server in self._needed()
+            ]
+            if kind in fault_schedule.CLUSTER and self.settings.master != "cluster":
                 why = "only with --master cluster"
-            elif kind in schedule.NEED_BUILT_IN and self.settings.job is not None:
+            elif kind in fault_schedule.NEED_BUILT_IN and self.settings.job is not None:
                 why = "only in the built-in jobs, which have a place for it"
             elif kind == "full-disk" and not can_mount(self.settings.folder):
                 why = "a tmpfs cannot be mounted here (it needs root)"
-            elif kind in schedule.SNAPSHOTS and self.settings.guarantee in ALLOWED:
+            elif kind in fault_schedule.SNAPSHOTS and self.settings.guarantee in ALLOWED:
                 why = "only with outputs that promise exactly-once"
-            elif kind in schedule.BREAK_SERVERS and any(map(given, of)):
+            elif kind in fault_schedule.BREAK_SERVERS and any(map(given, of)):
                 named = ", ".join(filter(None, map(given, of)))
                 why = f"{named} names a server, which is not ours to break"
             if why:
                 found.remove(kind)
                 self.result.left_out.append(f"{kind}: {why}")
-            elif kind in schedule.SERVERS and not of:
+            elif kind in fault_schedule.SERVERS and not of:
                 found.remove(kind)
-                unsaid.append(f"{kind}: only with --sinks {','.join(schedule.SERVERS[kind])}")
+                unsaid.append(f"{kind}: only with --sinks {','.join(fault_schedule.SERVERS[kind])}")
         if not found:
             why = "; ".join([*self.result.left_out, *unsaid])
             raise JobError(f"no fault is left: {why}", hint="name others: --fault")
@@ -150,8 +154,8 @@ class Runner:
         """The kinds of servers that the cases need."""
         return {kind for job, sinks in self.settings.cases for kind in JOBS[job].servers(sinks)}
 
-    def _fits(self, plot: Plot, kinds: list[str]) -> bool:
-        fits = any(schedule.fits(kind, _sinks(plot)) for kind in kinds)
+    def _fits(self, plot: PlannedCase, kinds: list[str]) -> bool:
+        fits = any(fault_schedule.fits(kind, _sinks(plot)) for kind in kinds)
         if not fits:
             name = f"{plot.case.name} to {plot.case.sinks}"
             self.result.left_out.append(f"{name}: it can have none of these faults")
@@ -160,7 +164,7 @@ class Runner:
     def _write_down(self, cases: list[str], faults: list[Fault]) -> None:
         listed = [fault.as_json() for fault in faults]
         said = {"seed": self.settings.seed, "cases": cases, "faults": listed}
-        (self.settings.folder / "schedule.json").write_text(json.dumps(said, indent=1) + "\n")
+        (self.settings.folder / "fault_schedule.json").write_text(json.dumps(said, indent=1) + "\n")
 
     @contextlib.contextmanager
     def _served(self) -> Iterator[Servers | None]:
@@ -193,26 +197,26 @@ class Runner:
 
     # -------------------------------------------------------------- one case
 
-    def _plots(self, drivers: Drivers, servers: Servers | None) -> Iterator[Plot]:
+    def _plots(self, drivers: Drivers, servers: Servers | None) -> Iterator[PlannedCase]:
         if self.settings.job is not None:
             yield self._own(self.settings.job, drivers)
         for number, (name, sinks) in enumerate(self.settings.cases):
             yield self._built_in(number, name, sinks, servers)
 
-    def _own(self, spec: str, drivers: Drivers) -> Plot:
-        from onceflow.harness.own import own_case, truth_of
+    def _own(self, spec: str, drivers: Drivers) -> PlannedCase:
+        from onceflow.harness.user_job import undisturbed_result, user_case
 
         driver = drivers.take()
         drivers.wait_until_ready(driver)
-        case = own_case(
+        case = user_case(
             spec, self.settings.folder / "job", seed=self.settings.seed,
             recorded=self.settings.recorded, driver=driver,
         )  # fmt: skip
         drivers.give_back(driver)
         says = "two undisturbed runs over the same input, for the truth"
-        return Plot(case, truth_of, says=says)
+        return PlannedCase(case, undisturbed_result, says=says)
 
-    def _built_in(self, number: int, name: str, sinks: str, servers: Servers | None) -> Plot:
+    def _built_in(self, number: int, name: str, sinks: str, servers: Servers | None) -> PlannedCase:
         job = JOBS[name]
         folder = self.settings.folder / f"{number:02d}-{name}-{sinks}"
         if not job.servers(sinks):
@@ -233,43 +237,43 @@ class Runner:
             repeats=job.repeats, keyed=job.keyed, servers=servers,
         )  # fmt: skip
 
-        def truth(play: Play) -> dict[str, Truth]:
-            assert play.feed is not None
-            return job.true(source.rows(play.feed.commits), sinks)
+        def truth(runner: CaseRunner) -> dict[str, Expected]:
+            assert runner.feed is not None
+            return job.true(source.rows(runner.feed.commits), sinks)
 
-        return Plot(case, truth, job.in_order)
+        return PlannedCase(case, truth, job.in_order)
 
-    def _play(self, plot: Plot, faults: list[Fault], drivers: Drivers) -> None:
+    def _run_case(self, plot: PlannedCase, faults: list[Fault], drivers: Drivers) -> None:
         case = plot.case
         result = CaseResult(case.name, case.sinks, began=self._seconds())
         self.result.cases.append(result)
         self._tell("case", job=case.name, sinks=case.sinks, faults=len(faults))
-        play = Play(case, drivers, began=self._began, tell=lambda: self._progress(play))
+        runner = CaseRunner(case, drivers, began=self._began, tell=lambda: self._progress(runner))
 
-        def struck_by(play: Play, fault: Fault, struck: Any) -> None:
+        def struck_by(runner: CaseRunner, fault: Fault, outcome: Any) -> None:
             self._tell("fault", number=fault.number, kind=fault.kind, what=fault.what)
-            strike(play, fault, struck)
+            strike(runner, fault, outcome)
 
         try:
             until = self.settings.duration
             if until is not None:  # each case has its share of it
                 until *= len(self.result.cases) / max(1, self._cases)
             in_time = (f for f in faults if until is None or self._seconds() < until)
-            play.perform(in_time, struck_by)
-            if not play.violations:
-                self._wait_for_orphans(play, drivers)
-            assert play.feed is not None
-            result.violations = [*play.violations]
+            runner.perform(in_time, struck_by)
+            if not runner.violations:
+                self._wait_for_orphans(runner, drivers)
+            assert runner.feed is not None
+            result.violations = [*runner.violations]
             self._tell("truth", says=plot.says)
-            truth = plot.truth(play)
+            truth = plot.truth(runner)
             wrong = check(
-                case.name, case.folder / "home", play.observer, truth,
-                in_order=plot.in_order, stopped=play.drained, guarantees=play.guarantees,
+                case.name, case.folder / "home", runner.observer, truth,
+                in_order=plot.in_order, stopped=runner.drained, guarantees=runner.guarantees,
             )  # fmt: skip
-            for name, targets in play.forks.items():
+            for name, targets in runner.forks.items():
                 wrong += forked(name, targets, truth)
             for violation in wrong:
-                promised = play.guarantees.get(violation.where, "")
+                promised = runner.guarantees.get(violation.where, "")
                 allowed = ALLOWED.get(promised) == violation.kind
                 (result.allowed if allowed else result.violations).append(violation)
         except (KeyboardInterrupt, SetupError, JobError):
@@ -277,29 +281,29 @@ class Runner:
         except Exception as error:  # a checker that crashed has not passed
             result.unknown = f"{type(error).__name__}: {error}"
         finally:
-            self.result.faults += note(play, result, self._began)
+            self.result.faults += note(runner, result, self._began)
         self._tell("case-ended", job=case.name, sinks=case.sinks, seconds=result.seconds,
                    rows_in=result.rows_in, rows_out=result.rows_out, epochs=result.epochs,
                    violations=[str(v) for v in result.violations],
                    unknown=result.unknown)  # fmt: skip
 
-    def _wait_for_orphans(self, play: Play, drivers: Drivers) -> None:
-        if not play.wait(lambda: not drivers.left(), _ORPHANS_WITHIN):
+    def _wait_for_orphans(self, runner: CaseRunner, drivers: Drivers) -> None:
+        if not runner.wait(lambda: not drivers.left(), _ORPHANS_WITHIN):
             pids = ", ".join(map(str, drivers.left()))
             said = f"processes {pids} go on after their driver"
-            play.violations.append(Violation("left", play.case.name, said))
+            runner.violations.append(Violation("left", runner.case.name, said))
 
     # -------------------------------------------------------------- telling
 
-    def _progress(self, play: Play) -> None:
-        fed = play.feed.rows if play.feed else 0
+    def _progress(self, runner: CaseRunner) -> None:
+        fed = runner.feed.rows if runner.feed else 0
         struck = [f for f in self.result.faults if f["hit"]]
-        self._tell("progress", job=play.case.name, sinks=play.case.sinks,
-                   faults=len(struck) + sum(s.hit for s in play.struck), of=self._planned,
-                   rows_in=fed, rows_out=play.observer.published,
-                   lag=max(0, fed - play.rows_read()),
-                   violations=len(self.result.violations) + len(play.violations)
-                   + play.observer.violations)  # fmt: skip
+        self._tell("progress", job=runner.case.name, sinks=runner.case.sinks,
+                   faults=len(struck) + sum(s.hit for s in runner.outcomes), of=self._planned,
+                   rows_in=fed, rows_out=runner.observer.published,
+                   lag=max(0, fed - runner.rows_read()),
+                   violations=len(self.result.violations) + len(runner.violations)
+                   + runner.observer.violations)  # fmt: skip
 
     def _seconds(self) -> float:
         return time.monotonic() - self._began
@@ -308,9 +312,9 @@ class Runner:
         self._show({"event": event, "at_s": round(self._seconds(), 1), **fields})
 
 
-def _sinks(plot: Plot) -> tuple[str, ...]:
+def _sinks(plot: PlannedCase) -> tuple[str, ...]:
     kinds = tuple(target.kind for target in plot.case.targets)
-    return (*kinds, schedule.KEYED) if plot.case.keyed else kinds
+    return (*kinds, fault_schedule.KEYED) if plot.case.keyed else kinds
 
 
 def connector_settings() -> dict[str, str]:
@@ -320,22 +324,22 @@ def connector_settings() -> dict[str, str]:
     return {"spark.jars": ",".join(map(str, sorted(jars.fetch("connector").glob("*.jar"))))}
 
 
-def note(play: Play, result: CaseResult, began: float) -> list[Event]:
-    """What the play came to, and what became of its faults. `began`: the run, on the clock."""
+def note(runner: CaseRunner, result: CaseResult, began: float) -> list[Event]:
+    """What the runner came to, and what became of its faults. `began`: the run, on the clock."""
     result.seconds = round(time.monotonic() - began - result.began, 1)
-    result.guarantees = play.guarantees
-    result.rows_in = play.feed.rows if play.feed else 0
-    result.rows_out = play.observer.published
-    result.epochs = sum(epoch + 1 for epoch in play.observer.progress().values())
-    result.polls = play.observer.polls
-    result.samples = _thinned([(t - began, rows) for t, rows in play.observer.samples])
+    result.guarantees = runner.guarantees
+    result.rows_in = runner.feed.rows if runner.feed else 0
+    result.rows_out = runner.observer.published
+    result.epochs = sum(epoch + 1 for epoch in runner.observer.progress().values())
+    result.polls = runner.observer.polls
+    result.samples = _thinned([(t - began, rows) for t, rows in runner.observer.samples])
     return [
         {
-            **struck.fault.as_json(), "job": result.job, "sinks": result.sinks,
-            "at_s": round(struck.at, 2), "hit": struck.hit, "what": struck.what,
-            "recovery_s": struck.recovery, "start_up_s": struck.start_up,
+            **outcome.fault.as_json(), "job": result.job, "sinks": result.sinks,
+            "at_s": round(outcome.at, 2), "hit": outcome.hit, "what": outcome.what,
+            "recovery_s": outcome.recovery, "start_up_s": outcome.start_up,
         }
-        for struck in play.struck
+        for outcome in runner.outcomes
     ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ _TRIES = 200
 
 
 @dataclass(frozen=True)
-class Decided:
+class Decision:
     """A decision as it stands in the epoch log."""
 
     epoch: int
@@ -50,7 +50,7 @@ class Decided:
 class _Log:
     """All that was seen of the epoch log of one query in one lineage."""
 
-    decided: dict[int, Decided] = field(default_factory=dict)  # by epoch
+    decided: dict[int, Decision] = field(default_factory=dict)  # by epoch
     parent: str = ""  # the lineage that it goes on from
     cut: int = -1  # and the last epoch of it that counts
     ended: str = ""  # the lineage that goes on from here
@@ -88,13 +88,13 @@ class Lineages:
         log = self._logs.get(lineage, {}).get(query)
         return -1 if log is None else log.cut
 
-    def decided(self) -> dict[str, dict[int, Decided]]:
+    def decided(self) -> dict[str, dict[int, Decision]]:
         """query -> epoch -> the decision that counts: what came after a cut does not."""
         if not self.chain:
             return {}
         return {q: self._decided(self.chain[-1], q) for q in self._logs.get(self.chain[-1], {})}
 
-    def _decided(self, lineage: str, query: str) -> dict[int, Decided]:
+    def _decided(self, lineage: str, query: str) -> dict[int, Decision]:
         log = self._logs.get(lineage, {}).get(query, _Log())
         before = self._decided(log.parent, query) if log.parent else {}
         found = {epoch: d for epoch, d in before.items() if epoch <= log.cut}
@@ -132,12 +132,12 @@ def _entries(folder: Path) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _decision(entry: dict[str, Any]) -> Decided:
+def _decision(entry: dict[str, Any]) -> Decision:
     rows = {
         name: sum(file["rows"] for file in output["files"])
         for name, output in entry["outputs"].items()
     }
-    return Decided(
+    return Decision(
         entry["epoch"], entry["term"], entry["end"], entry["watermark"], bool(entry["state"]), rows,
         entry.get("keyed", {}),
     )  # fmt: skip

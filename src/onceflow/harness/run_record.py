@@ -20,7 +20,7 @@ KEEP = 100  # runs
 _PROGRESS_EVERY = 2.0  # seconds
 
 
-class Record:
+class RunRecord:
     """One run. Its folder is made with the first event: what is refused leaves nothing."""
 
     def __init__(self, root: Path, command: str) -> None:

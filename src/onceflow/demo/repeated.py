@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 
-class Steady:
+class Repeated:
     """Calls `turn` every few seconds until the block is left. What it raises ends it, and is raised
     in the play when that looks: nothing goes wrong unseen."""
 
@@ -16,7 +16,7 @@ class Steady:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> Steady:
+    def __enter__(self) -> Repeated:
         self._thread.start()
         return self
 

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from onceflow import Flow, job
 from onceflow.contract.sink import Sink
 from onceflow.files.sink import Files as FilesSink
-from onceflow.harness.jobs import SEVERAL
+from onceflow.harness.builtin_catalog import SEVERAL
 from onceflow.harness.server_sinks import Kafka, Postgres
 from onceflow.harness.servers import TRANSACTION_TIMEOUT
 from onceflow.harness.workload import SCHEMA

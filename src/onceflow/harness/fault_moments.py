@@ -1,0 +1,47 @@
+"""How a fault comes to its moment: some time in a life, or a named fault point."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from onceflow.harness.case_runner import CaseRunner, FaultOutcome
+from onceflow.harness.fault_schedule import Fault
+
+REACH_WITHIN = 40.0  # seconds until an armed point is reached, or a wire is found
+
+
+def wait_at_random(runner: CaseRunner, fault: Fault) -> None:
+    """Some moment in the middle of a life: the runner has seen an epoch of it."""
+    runner.wait(lambda: False, fault.after)
+
+
+def end_driver(runner: CaseRunner) -> None:
+    """The driver, its JVM and its workers: what comes next is done to files at rest."""
+    assert runner.driver is not None
+    runner.driver.end()
+    runner.turn()
+
+
+def epoch(runner: CaseRunner) -> str:
+    return ", ".join(str(epoch) for epoch in runner.observer.progress().values()) or "none"
+
+
+def pause_driver(
+    runner: CaseRunner, fault: Fault, outcome: FaultOutcome, *, then: str = ""
+) -> Path | None:
+    """The driver waits at the point until `resume` appears in this folder. None: it did not get
+    there in time. `then`: what is armed at a point behind it."""
+    folder = runner.case.folder / f"fault-{fault.number}"
+    folder.mkdir()
+    assert runner.driver is not None
+    runner.driver.order(do="arm", fault=f"{fault.point}:pause:{fault.visit}:{folder},{then}")
+    if runner.wait((folder / "paused").exists, REACH_WITHIN):
+        return folder
+    disarm(runner, fault, outcome)
+    return None
+
+
+def disarm(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
+    assert runner.driver is not None
+    runner.driver.order(do="arm", fault="")
+    outcome.what = f"visit {fault.visit} of {fault.point} was not reached in {REACH_WITHIN:.0f} s"
