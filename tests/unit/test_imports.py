@@ -27,7 +27,7 @@ OPTIONAL = {module for modules in EXTRAS.values() for module in modules}
 # Classes that Spark derives from, and job files, which nobody imports.
 USE_SPARK = {
     ROOT / "log" / "data_source.py", ROOT / "protocol" / "ticks.py",
-    ROOT / "harness" / "matrix.py",
+    ROOT / "harness" / "builtin_jobs.py",
 }  # fmt: skip
 
 

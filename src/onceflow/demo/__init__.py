@@ -1,5 +1,5 @@
 """`onceflow demo`: the ads application under kill -9, with the expected result beside every output.
 
-Lives here: the play and its processes. May not live here: the application itself (`examples/ads`).
-Start reading in `play.py`.
+Lives here: the run of the demo, and whom it kills. May not live here: the application itself
+(`examples/ads`), or what `harness` has. Start reading in `run.py`.
 """

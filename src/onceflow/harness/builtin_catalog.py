@@ -17,7 +17,7 @@ from onceflow.harness.targets import Row, Target
 from onceflow.harness.workload import BEGIN, DELAY, WINDOW
 from onceflow.harness.workload import Row as Input
 
-FILE = Path(__file__).with_name("matrix.py")
+FILE = Path(__file__).with_name("builtin_jobs.py")
 SINKS = ("files", "sqlite", "log")
 SERVER_SINKS = ("kafka", "postgres")
 SEVERAL = {"all": SINKS, "servers": ("files", "kafka", "postgres")}  # outputs decided together
@@ -35,7 +35,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class BuiltInJob:
-    """A job of `matrix.py`."""
+    """A job of `builtin_jobs.py`."""
 
     name: str
     sinks: tuple[str, ...]
