@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+from dataclasses import replace
 
 import pytest
 
@@ -32,12 +31,17 @@ def test_one_seed_one_schedule() -> None:
     assert first != plan(2, CASES, count=40, kinds=LOCAL)
 
 
-@pytest.mark.parametrize(("seed", "digest"), [(1, "64d2bbdc182a8054"), (2, "a6a4d6b3e6c7aee7")])
-def test_a_seed_means_what_it_meant_before_there_were_servers_and_snapshots(
-    seed: int, digest: str
+def test_a_new_fault_point_changes_only_where_faults_strike(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    listed = json.dumps([fault.as_json() for fault in plan(seed, CASES, count=200, kinds=LOCAL)])
-    assert hashlib.sha256(listed.encode()).hexdigest()[:16] == digest
+    def listed() -> list[Fault]:
+        planned = plan(1, CASES, count=200, kinds=(*LOCAL, *SNAPSHOTS))
+        return [replace(fault, point="", visit=1) for fault in planned]
+
+    before = listed()
+    monkeypatch.setattr(faults, "JOB", (*faults.JOB, "stage.new"))
+    assert listed() == before
+    assert any(fault.point == "stage.new" for fault in plan(1, CASES, count=200, kinds=LOCAL))
 
 
 def test_half_of_the_faults_are_kills_and_no_kind_is_left_out() -> None:

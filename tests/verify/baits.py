@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 from mutants import environment
+from onceflow.harness.builtin_catalog import JOBS
+from onceflow.harness.fault_schedule import KEYED, Fault, plan
 from onceflow.harness.verification import Settings
+
+
+def first_seed(fits: Callable[[list[Fault]], bool], cases: Any, **planned: Any) -> int:
+    """The first one whose schedule is as it has to be: new fault points change schedules."""
+    return next(seed for seed in count(1) if fits(plan(seed, cases, **planned)))
 
 
 @dataclass(frozen=True)
 class Bait:
-    """The seed lets a zombie wake up, or a server come back, at the right moment."""
+    """`like`: what the faults must have beside kind and point, so that a zombie wakes up, or a
+    driver ends, at the right moment. The first seed that gives such faults is taken."""
 
     found: str  # what is found, or several of which the moment decides; "": chance decides
     kind: str
@@ -19,7 +30,16 @@ class Bait:
     job: str = "echo"
     sinks: str = "files"
     faults: int = 1
-    seed: int = 1
+    like: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def seed(self) -> int:
+        keyed = (KEYED,) if JOBS[self.job].keyed else ()
+        return first_seed(
+            lambda faults: all(getattr(f, n) == v for f in faults for n, v in self.like.items()),
+            [(self.sinks, *keyed)], count=self.faults, kinds=(self.kind,),
+            at=(self.point,) if self.point else (),
+        )  # fmt: skip
 
     def settings(self, folder: Path, mutant: str) -> Settings:
         return Settings(
@@ -42,27 +62,46 @@ BAITS = {
     "drop-a-partition": Bait("lost", "raise-point", "epoch.staged"),
     "sweep-a-decided-file": Bait("stuck", "raise-point", "epoch.decided", sinks="sqlite"),
     "evaluate-again": Bait("", "raise-point", "epoch.decided", "dice", "sqlite"),
-    "decision-without-offsets": Bait("lost or stuck", "lost-commit"),
+    "decision-without-offsets": Bait("lost or stuck", "lost-commit", like={"file": "offsets"}),
     "prune-without-a-roll-up": Bait("stuck", "raise-point", "epoch.swept", faults=3),
-    "ignore-the-term": Bait("torn or stuck", "zombie", "epoch.hardened", seed=2),  # late
-    "no-fence-entry": Bait("stuck", "zombie", "epoch.hardened", seed=6),  # at open.swept
-    "sweep-before-fencing": Bait("stuck", "zombie", "epoch.hardened", seed=24),  # at open.led
+    "ignore-the-term": Bait(
+        "torn or stuck", "zombie", "epoch.hardened", like={"wakes": "", "visit": 2}
+    ),
+    "no-fence-entry": Bait("stuck", "zombie", "epoch.hardened", like={"wakes": "open.swept"}),
+    "sweep-before-fencing": Bait("stuck", "zombie", "epoch.hardened", like={"wakes": "open.led"}),
     # Back over two epochs of three, after a driver that ended between deciding and sweeping.
-    "rewind-the-ledger-only": Bait("duplicated", "rollback", seed=382),
-    "skip-and-publish-again": Bait("duplicated", "rollback", sinks="sqlite", seed=41),
-    "restore-before-publishing": Bait("stuck", "rollback", seed=156),
+    "rewind-the-ledger-only": Bait(
+        "duplicated",
+        "rollback",
+        like={"visit": 3, "file": "rewind", "ends": "epoch.output-published", "point": ""},
+    ),
+    "skip-and-publish-again": Bait(
+        "duplicated",
+        "rollback",
+        sinks="sqlite",
+        like={"visit": 3, "file": "skip", "ends": "epoch.output-published", "point": ""},
+    ),
+    "restore-before-publishing": Bait(
+        "stuck",
+        "rollback",
+        like={"visit": 3, "file": "rewind", "ends": "epoch.decided", "point": ""},
+    ),
     "drop-a-run": Bait("stuck", "raise-point", "open.led", "keyed", "sqlite"),
     "state-of-the-newest-manifest": Bait("stuck", "raise-point", "keyed.listed", "keyed", "sqlite"),
 }
 SERVER_BAITS = {
     "ledger-to-the-last-stable-offset": Bait("duplicated", "open-transaction", sinks="kafka"),
-    # Behind the second of two slots there is nothing left to do wrong: of these four faults three
-    # strike behind the first.
+    # Behind the second of two slots there is nothing left to do wrong.
     "slots-changed-between-decision-and-publish": Bait(
-        "duplicated or lost", "raise-point", "kafka.committed-one", sinks="kafka", faults=4, seed=2
+        "duplicated or lost",
+        "raise-point",
+        "kafka.committed-one",
+        sinks="kafka",
+        faults=4,
+        like={"visit": 1},
     ),
     "copy-trusted-after-a-server-crash": Bait(
-        "lost", "kill-postgres", "postgres.copied", sinks="postgres"
+        "lost", "kill-postgres", "postgres.copied", sinks="postgres", like={"back": True}
     ),
 }
 # Who finds it out instead: the contract of sinks, in tests/services/test_ledger_mutant.py.

@@ -157,10 +157,12 @@ def plan(
     kinds: Iterable[str],
     at: Iterable[str] = (),
 ) -> list[Fault]:
-    """`cases`: the kinds of sinks of each, and `KEYED`; some kind of fault fits each of them. Every
-    other fault is a kill, as far as `kinds` allow; kinds and points come in turn, shuffled, so that
-    all of them come as early as they can."""
-    rng = random.Random(f"{seed}/schedule")
+    """`cases`: the kinds of sinks of each, and `KEYED`; some kind of fault fits each of them.
+
+    Every other fault is a kill, as far as `kinds` allow. Kinds and points come in turn, shuffled,
+    so that all of them come as early as they can. All else that is left to chance follows from the
+    seed and the number of the fault alone: a new fault point changes only where faults strike.
+    """
     wanted = list(dict.fromkeys(kinds))
     kills = [kind for kind in wanted if kind in KILLS]
     others = [kind for kind in wanted if kind not in KILLS]
@@ -169,9 +171,8 @@ def plan(
         kills + ["kill-point"] * ("kill-point" in kills) * 2 or others,
         others + ["raise-point"] * ("raise-point" in others) * 3 or kills,
     ]
-    decks = [_deck(rng, mine) for mine in cards]
-    more = {sink for sinks in cases for sink in sinks} & {"kafka", "postgres", KEYED}
-    spots: dict[tuple[str, bool], Iterator[str]] = {}
+    decks = [_deck(seed, f"kinds {turn}", mine) for turn, mine in enumerate(cards)]
+    spots = _Spots(seed, {sink for sinks in cases for sink in sinks}, set(at))
     found = []
     for number in range(count):
         case = number * len(cases) // count
@@ -181,57 +182,79 @@ def plan(
         if not any(fits(kind, sinks) for kind in cards[turn]):
             raise ValueError(f"none of {wanted} can strike a case with {sinks}")
         kind = next(kind for kind in decks[turn] if fits(kind, sinks))
-        point, visit, file, wakes, back, ends = "", 1, "", "", False, ""
-        if kind in ("kill-point", "raise-point", "zombie"):
-            asleep = kind == "zombie"
-            reached = points(sinks, asleep=asleep)
-            chosen = [p for p in reached if p in set(at)] or reached
-            deck = spots.setdefault(
-                (kind, asleep), _deck(rng, points(("files", "sqlite", *more), asleep=asleep))
-            )
-            point = next(p for p in deck if p in chosen)
-            visit = rng.randint(1, _VISITS.get(point.partition(".")[0], 1))
-            wakes = rng.choice(_WAKINGS) if asleep else ""
-        elif kind in ("truncate", "flip"):
-            file = rng.choice(_KEYED_DAMAGED if KEYED in sinks else _DAMAGED)
-        elif kind == "lost-commit":
-            file = rng.choice(_LOST)
-        elif kind == "fail-task" and KEYED in sinks:
-            point = rng.choice([p for p in faults.TASK if p in set(at)] or ("", *faults.TASK))
-            file = rng.choice(("raise", "kill")) if point else ""
-        elif kind in _STANDS:
-            point = rng.choice([p for p in _STANDS[kind] if p in set(at)] or _STANDS[kind])
-            back = point != "" and rng.random() < 0.5
-        elif kind == "open-transaction":
-            point = _TAKEN
-        elif kind == "lost-answer":
-            file = rng.choice([server for server in SERVERS[kind] if server in sinks])
-        elif kind in SNAPSHOTS:
-            point, visit, file, ends = _snapshot(rng, kind, sinks, set(at))
-        after = round(rng.uniform(0.0, 1.5), 3)
-        found.append(Fault(number, case, kind, point, visit, after, file, wakes, back, ends))
+        chance = random.Random(f"{seed}/{number}")
+        after = round(chance.uniform(0.0, 1.5), 3)
+        found.append(Fault(number, case, kind, after=after, **spots.of(kind, sinks, chance)))
     return found
 
 
-def _snapshot(
-    rng: random.Random, kind: str, sinks: tuple[str, ...], at: set[str]
-) -> tuple[str, int, str, str]:
-    """Point, which savepoint or epoch, what becomes of published rows, how the driver ends."""
-    file = ends = ""
-    goes_back = kind in ("rollback", "restore")
-    spots = _SPOTS["restore" if goes_back else kind]
-    if goes_back:
-        file = rng.choice(("rewind", "skip")) if {*sinks} - {KEYED} != {"kafka"} else "skip"
-        ends = rng.choice(_ENDS)
-        if file == "rewind":
-            spots += tuple(spot for sink in sinks for spot in _TAKE_BACK.get(sink, ()))
-    elif kind == "savepoint":
-        ends = rng.choice(("", "", "stop"))
-    point = rng.choice([spot for spot in spots if spot in at] or spots)
-    return point, rng.randint(1, _BACK), file, ends
+class _Spots:
+    """Where faults strike, and how."""
+
+    def __init__(self, seed: int, sinks: set[str], at: set[str]) -> None:
+        """`at`: the points that were asked for; none: any."""
+        self._seed, self._at = seed, at
+        self._sinks = {"files", "sqlite", *(sinks & {"kafka", "postgres", KEYED})}
+        self._decks: dict[str, Iterator[str]] = {}
+
+    def of(self, kind: str, sinks: tuple[str, ...], chance: random.Random) -> dict[str, Any]:
+        """What a fault of this kind has beside its kind."""
+        if kind in ("kill-point", "raise-point", "zombie"):
+            return self._at_point(kind, sinks, chance)
+        if kind in ("truncate", "flip"):
+            return {"file": chance.choice(_KEYED_DAMAGED if KEYED in sinks else _DAMAGED)}
+        if kind == "lost-commit":
+            return {"file": chance.choice(_LOST)}
+        if kind == "fail-task" and KEYED in sinks:
+            point = self._one_of(("", *faults.TASK), chance)
+            return {"point": point, "file": chance.choice(("raise", "kill")) if point else ""}
+        if kind in _STANDS:
+            point = self._one_of(_STANDS[kind], chance)
+            return {"point": point, "back": point != "" and chance.random() < 0.5}
+        if kind == "open-transaction":
+            return {"point": _TAKEN}
+        if kind == "lost-answer":
+            return {"file": chance.choice([server for server in SERVERS[kind] if server in sinks])}
+        if kind in SNAPSHOTS:
+            return self._snapshot(kind, sinks, chance)
+        return {}
+
+    def _one_of(self, points: tuple[str, ...], chance: random.Random) -> str:
+        return chance.choice([point for point in points if point in self._at] or points)
+
+    def _at_point(self, kind: str, sinks: tuple[str, ...], chance: random.Random) -> dict[str, Any]:
+        asleep = kind == "zombie"
+        reached = points(sinks, asleep=asleep)
+        chosen = [point for point in reached if point in self._at] or reached
+        if kind not in self._decks:
+            self._decks[kind] = _deck(self._seed, kind, points(self._sinks, asleep=asleep))
+        point = next(point for point in self._decks[kind] if point in chosen)
+        return {
+            "point": point,
+            "visit": chance.randint(1, _VISITS.get(point.partition(".")[0], 1)),
+            "wakes": chance.choice(_WAKINGS) if asleep else "",
+        }
+
+    def _snapshot(self, kind: str, sinks: tuple[str, ...], chance: random.Random) -> dict[str, Any]:
+        """What becomes of published rows, how the driver ends, where the command is broken, and
+        which savepoint or epoch it goes back to."""
+        file = ends = ""
+        goes_back = kind in ("rollback", "restore")
+        spots = _SPOTS["restore" if goes_back else kind]
+        if goes_back:
+            can_rewind = {*sinks} - {KEYED} != {"kafka"}
+            file = chance.choice(("rewind", "skip")) if can_rewind else "skip"
+            ends = chance.choice(_ENDS)
+            if file == "rewind":
+                spots += tuple(spot for sink in sinks for spot in _TAKE_BACK.get(sink, ()))
+        elif kind == "savepoint":
+            ends = chance.choice(("", "", "stop"))
+        visit = chance.randint(1, _BACK)
+        return {"point": self._one_of(spots, chance), "visit": visit, "file": file, "ends": ends}
 
 
-def _deck(rng: random.Random, cards: list[str]) -> Iterator[str]:
+def _deck(seed: int, name: str, cards: list[str]) -> Iterator[str]:
     """The cards again and again, shuffled each time."""
+    chance = random.Random(f"{seed}/{name}")
     while True:
-        yield from rng.sample(cards, len(cards))
+        yield from chance.sample(cards, len(cards))
