@@ -229,11 +229,9 @@ class _Spots:
         if kind not in self._decks:
             self._decks[kind] = _deck(self._seed, kind, points(self._sinks, asleep=asleep))
         point = next(point for point in self._decks[kind] if point in chosen)
-        return {
-            "point": point,
-            "visit": chance.randint(1, _VISITS.get(point.partition(".")[0], 1)),
-            "wakes": chance.choice(_WAKINGS) if asleep else "",
-        }
+        wakes = chance.choice(_WAKINGS) if asleep else ""  # before what depends on the point
+        visit = chance.randint(1, _VISITS.get(point.partition(".")[0], 1))
+        return {"point": point, "visit": visit, "wakes": wakes}
 
     def _snapshot(self, kind: str, sinks: tuple[str, ...], chance: random.Random) -> dict[str, Any]:
         """What becomes of published rows, how the driver ends, where the command is broken, and
