@@ -157,7 +157,7 @@ def test_a_topic_takes_nothing_back() -> None:
 
 def test_keyed_cases_are_broken_in_their_own_places_too() -> None:
     cases = [("files",), ("sqlite", KEYED)]
-    found = plan(1, cases, count=400, kinds=[*LOCAL, *SNAPSHOTS])
+    found = plan(1, cases, count=1000, kinds=[*LOCAL, *SNAPSHOTS])
     keyed = [fault for fault in found if fault.case == 1]
     assert {f.point for f in keyed} >= {*faults.KEYED, *faults.TASK}
     assert {f.file for f in keyed} >= {"manifest", "run"}
