@@ -157,7 +157,7 @@ def test_plans_that_hang_are_given_up_and_hold_up_neither_ledgers_nor_each_other
         assert len(late) == 8  # the others are not asked: no thread more for each who asks
         go.set()
         for thread in threading.enumerate():
-            if thread.name == "onceflow asks":
+            if thread.name == "onceflow target":
                 thread.join()
         assert await watch.plan("later", lambda: "as it is") == "as it is"
 
