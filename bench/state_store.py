@@ -23,8 +23,9 @@ import numpy as np
 import pyarrow as pa
 from measure import progress
 
+from onceflow.protocol.keyed_spec import GROUPS
 from onceflow.state.compact import compact, plan_merges
-from onceflow.state.keys import GROUPS, places_of
+from onceflow.state.keys import places_of
 from onceflow.state.manifest import Manifest
 from onceflow.state.runs import RunWriter, StoreSchema
 from onceflow.state.store import Reader

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from onceflow.contract.schema import arrow_schema
 from onceflow.errors import JobError
 from onceflow.state.keys import (
     END,
@@ -17,10 +20,18 @@ from onceflow.state.keys import (
     first_place,
     group_of,
     groups_of,
-    place_of,
     places_of,
     task_ranges,
 )
+
+
+def place_of(values: Sequence[Any], types: Sequence[Any]) -> int:
+    """The place of one key; types are those of Spark's JSON."""
+    fields = [{"name": f"k{i}", "type": kind} for i, kind in enumerate(types)]
+    schema = arrow_schema(json.dumps({"fields": fields}))
+    arrays = [pa.array([value], field.type) for value, field in zip(values, schema, strict=True)]
+    return int(places_of(pa.Table.from_arrays(arrays, schema=schema))[0])
+
 
 UTC = dt.UTC
 # What xxhash64 of Spark 4.2 gives, whole numbers cast to bigint.

@@ -8,8 +8,6 @@ Different keys may share a place, so code that finds a place compares the keys t
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -19,14 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as t
 
-from onceflow.contract.schema import arrow_schema, type_name
+from onceflow.contract.schema import type_name
 from onceflow.errors import JobError
 from onceflow.state.vectors import Bools
 
 Places = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 
-GROUPS = 128
 END = 1 << 63  # one above the last place
 _SEED = 42
 _AT_ONCE = 1 << 20  # bytes of text to hash at a time
@@ -160,14 +157,6 @@ def _unique_by_value(
 
 
 # ---------------------------------------------------------------- places
-
-
-def place_of(values: Sequence[Any], types: Sequence[Any]) -> int:
-    """The place of one key; types are those of Spark's JSON."""
-    fields = [{"name": f"k{i}", "type": kind} for i, kind in enumerate(types)]
-    schema = arrow_schema(json.dumps({"fields": fields}))
-    arrays = [pa.array([value], field.type) for value, field in zip(values, schema, strict=True)]
-    return int(places_of(pa.Table.from_arrays(arrays, schema=schema))[0])
 
 
 def places_of(keys: pa.Table) -> Places:
