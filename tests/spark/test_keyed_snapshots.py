@@ -19,12 +19,12 @@ from onceflow.protocol.home import JobFolder
 from onceflow.protocol.keyed_runner import manifest_of
 from onceflow.protocol.lineage import Origin
 from onceflow.sinks import Files
-from onceflow.snapshots.epochs import decisions, retained
+from onceflow.snapshots.epochs import cuts_at, restorable_decisions
 from onceflow.snapshots.fork import Fork
-from onceflow.snapshots.import_savepoint import Arrive
 from onceflow.snapshots.published_history import History
 from onceflow.snapshots.restore import Restore
 from onceflow.snapshots.savepoint import Savepoint
+from onceflow.snapshots.savepoint_import import SavepointImport
 from onceflow.snapshots.savepoints import Savepoints
 
 
@@ -82,7 +82,7 @@ def test_a_keyed_job_goes_back_and_on_as_if_nothing_had_happened(
     savepoint = world.savepoint("two")
     world.add(2)
     world.live()
-    world.go_back(savepoint.cuts() if to == "savepoint" else retained(world.folder, "1"), choice)
+    world.go_back(savepoint.cuts() if to == "savepoint" else cuts_at(world.folder, "1"), choice)
     assert world.state()[0,]["n"] == 6, "the state is not that of the cut"
     world.add()
     world.live()
@@ -99,7 +99,7 @@ def test_a_savepoint_is_enough_to_go_on_with_on_a_new_home(world: Snapped) -> No
     world.home.rename(world.root / "old home")
     carried = Savepoint.at(world.root / "carried")
     carried.verify()
-    Arrive(world.folder, carried, {"": "rewind"}).run({})
+    SavepointImport(world.folder, carried, {"": "rewind"}).run({})
     world.add()
     world.live()
     world.check()
@@ -150,11 +150,11 @@ def test_retained_epochs_keep_their_state_and_older_ones_are_swept(world: Snappe
     world.add(12)
     world.live(keep_epochs=2)
     world.live(keep_epochs=2)
-    kept = decisions(world.query)
+    kept = restorable_decisions(world.query)
     assert 2 <= len(kept) < 12
     assert set(os.listdir(world.kept())) == world.needed()
     assert kept[0].epoch > 0
-    world.go_back(retained(world.folder, str(kept[0].epoch)), "rewind")
+    world.go_back(cuts_at(world.folder, str(kept[0].epoch)), "rewind")
     world.add()
     world.live(keep_epochs=2)
     world.check()
@@ -163,7 +163,7 @@ def test_retained_epochs_keep_their_state_and_older_ones_are_swept(world: Snappe
 def test_what_a_failed_epoch_left_is_swept_in_a_lineage_that_went_back(world: Snapped) -> None:
     world.add(3)
     world.live()
-    world.go_back(retained(world.folder, "1"), "rewind")
+    world.go_back(cuts_at(world.folder, "1"), "rewind")
     faults.arm("keyed.listed", "raise")
     with pytest.raises(faults.InjectedFault):
         world.live()
@@ -208,6 +208,6 @@ def test_going_back_is_the_way_out_when_state_is_damaged(world: Snapped) -> None
     with pytest.raises(Damaged, match="is missing") as refused:
         world.live()
     assert "roll back" in refused.value.hint
-    world.go_back(retained(world.folder, "1"), "rewind")
+    world.go_back(cuts_at(world.folder, "1"), "rewind")
     world.live()
     world.check()

@@ -485,9 +485,9 @@ def test_a_damaged_run_is_named_and_nothing_is_shown_or_left_of_it(world: World)
 def test_an_epoch_whose_files_went_while_they_were_read_is_not_retained(world: World) -> None:
     world.add(2)
     world.live(keep_epochs=2)
-    from onceflow.snapshots.state_view import states
+    from onceflow.snapshots.state_view import states_at
 
-    (state,) = states(world.folder, query=None, epoch=0)
+    (state,) = states_at(world.folder, query=None, epoch=0)
     (keyed,) = state.keyed
     world.add(8)
     world.live(keep_epochs=2)

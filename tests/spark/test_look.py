@@ -24,7 +24,7 @@ from onceflow.cli import cli
 from onceflow.errors import JobError, OnceflowError
 from onceflow.protocol.home import JobFolder
 from onceflow.sinks import Files
-from onceflow.snapshots.state_view import choose, states
+from onceflow.snapshots.state_view import choose_stores, states_at
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_state_of_every_retained_epoch_is_what_was_counted_by_then(story: Story)
 def test_state_that_is_not_there_is_told_with_what_is(story: Story, spark: Any) -> None:
     story.live()
     wait_for_state_at_rest(spark)
-    last = states(JobFolder(story.home, "story"), query=None, epoch=None)[0].decision.epoch
+    last = states_at(JobFolder(story.home, "story"), query=None, epoch=None)[0].decision.epoch
     with pytest.raises(JobError) as error:
         rows(story, "--epoch", 99)
     assert error.value.message == "epoch 99 of story/result is not retained"
@@ -150,8 +150,8 @@ def test_state_of_a_home_that_cannot_be_linked_from_is_read_too(
     story: Story, monkeypatch: pytest.MonkeyPatch, spark: Any
 ) -> None:
     story.live()
-    ((state, store),) = choose(
-        states(JobFolder(story.home, "story"), query=None, epoch=None), None, None
+    ((state, store),) = choose_stores(
+        states_at(JobFolder(story.home, "story"), query=None, epoch=None), None, None
     )
     linked = state.rows(spark, store, key=None, limit=1000)
 
@@ -181,7 +181,7 @@ def test_stores_and_columns_are_those_that_spark_names(tmp_path: Path, spark: An
         flow.write("both", both.select("l.id", "r.tags"), to=Files(tmp_path / "out"))
 
     library.start(joined, home=tmp_path / "home", spark=spark, once=True).wait()
-    (state,) = states(JobFolder(tmp_path / "home", "joined"), query="both", epoch=None)
+    (state,) = states_at(JobFolder(tmp_path / "home", "joined"), query="both", epoch=None)
     checkpoint = str(state.query.folder)
     metadata = spark.read.format("state-metadata").load(checkpoint).collect()
     assert [(s.operator, s.kind, s.name, s.partitions) for s in state.stores] == [
@@ -196,7 +196,7 @@ def test_stores_and_columns_are_those_that_spark_names(tmp_path: Path, spark: An
             spark_says = fields[part].dataType.simpleString()
             assert StructType.fromDDL(told).simpleString() == spark_says
         assert state.bytes(store) > 0
-    ((_, store),) = choose([state], 0, "left-keyWithIndexToValue")
+    ((_, store),) = choose_stores([state], 0, "left-keyWithIndexToValue")
     for key, ids in (("3", [3]), ('["a","a"]', [2]), ('{"field1": ["a"]}', [1]), ("x", [])):
         found = state.rows(spark, store, key=key, limit=9)
         assert [row["value"]["id"] for row in found] == ids, key

@@ -31,10 +31,10 @@ from onceflow.log import EmbeddedLog
 from onceflow.protocol.epoch import ReplayedEpoch, Stopping
 from onceflow.protocol.home import JobFolder
 from onceflow.sinks import Files, Log, Sink, Sqlite
-from onceflow.snapshots.epochs import retained
-from onceflow.snapshots.import_savepoint import Arrive
+from onceflow.snapshots.epochs import cuts_at
 from onceflow.snapshots.restore import Restore
 from onceflow.snapshots.savepoint import Savepoint
+from onceflow.snapshots.savepoint_import import SavepointImport
 from onceflow.snapshots.savepoints import Savepoints
 from onceflow.testing.processes import is_killed
 
@@ -378,7 +378,7 @@ def test_a_rollback_that_was_killed_when_it_was_done_can_be_run_again(world: Wor
     world.live(*ONLY)
 
     def roll_back() -> None:
-        Restore(world.folder, retained(world.folder, "2"), {"": "rewind"}, "back").run({})
+        Restore(world.folder, cuts_at(world.folder, "2"), {"": "rewind"}, "back").run({})
 
     faults.arm("restore.ended-one", "raise")
     with pytest.raises(InjectedFault):
@@ -388,7 +388,7 @@ def test_a_rollback_that_was_killed_when_it_was_done_can_be_run_again(world: Wor
     world.live(*ONLY)
     world.check(*ONLY)
     with pytest.raises(JobError, match="epoch 1 of shop/counts is not retained"):
-        retained(world.folder, "1")  # the new lineage has the state of its cut, not of before
+        cuts_at(world.folder, "1")  # the new lineage has the state of its cut, not of before
 
 
 # ---------------------------------------------------------------- what is refused
@@ -403,7 +403,7 @@ def test_a_lineage_that_nobody_opened_can_be_left_for_the_old_one(world: World) 
     old = world.folder.lineage()
     assert old is not None
     world.go_back(savepoint, "rewind")
-    back = Restore(world.folder, retained(world.folder, "3", lineage=old), {"": "rewind"}, "back")
+    back = Restore(world.folder, cuts_at(world.folder, "3", lineage=old), {"": "rewind"}, "back")
     assert {answer.says for answer in back.plan()} == {"nothing was published after the cut"}
     back.run({})
     world.add()
@@ -542,10 +542,10 @@ def test_a_writer_does_not_take_back_what_a_reader_has_read(world: World) -> Non
 # ---------------------------------------------------------------- a new machine
 
 
-def arrive(world: World, choice: str = "rewind") -> Arrive:
+def arrive(world: World, choice: str = "rewind") -> SavepointImport:
     savepoint = Savepoint.at(world.root / "carried")
     savepoint.verify()
-    return Arrive(world.folder, savepoint, {"": choice})
+    return SavepointImport(world.folder, savepoint, {"": choice})
 
 
 def carry(world: World, savepoint: Savepoint) -> None:
@@ -597,7 +597,7 @@ def test_an_arrival_that_is_killed_is_there_or_can_be_done_again(world: World, p
 def arrive_and_die(root: Path, point: str) -> None:
     faults.arm(point, "kill")
     folder = JobFolder(root / "home", JOB)
-    Arrive(folder, Savepoint.at(root / "carried"), {"": "rewind"}).run({})
+    SavepointImport(folder, Savepoint.at(root / "carried"), {"": "rewind"}).run({})
 
 
 def test_what_a_new_home_does_not_know_cannot_be_skipped(world: World) -> None:
@@ -611,7 +611,7 @@ def test_what_a_new_home_does_not_know_cannot_be_skipped(world: World) -> None:
         arrive(world, "skip").plan()
     other = Savepoint.at(world.root / "carried")
     with pytest.raises(JobError, match="is a savepoint of job shop, not of other"):
-        Arrive(JobFolder(world.root / "home", "other"), other, {"": "rewind"})
+        SavepointImport(JobFolder(world.root / "home", "other"), other, {"": "rewind"})
     shutil.rmtree(world.root / "files")
     with pytest.raises(CheckpointRefused, match="has nothing of the job"):
         arrive(world).plan()

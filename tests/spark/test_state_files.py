@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from onceflow.protocol.home import JobFolder, Query
 from onceflow.sinks import Files
 from onceflow.snapshots.checkpoint_view import ReadCheckpoint
 from onceflow.snapshots.cut import cut_of
-from onceflow.spark.checkpoint import Checkpoint
+from onceflow.spark.checkpoint import Checkpoint, parse_offsets
 from onceflow.spark.file_source_log import SourceLog
 from onceflow.spark.state_files import stores_of
 
@@ -145,10 +146,13 @@ def test_what_an_epoch_takes_is_found_and_is_what_spark_says(
     assert {d.epoch for d in decided} <= set(checkpoint.planned())
 
     for decision in decisions:
-        commit = checkpoint.commit(decision.epoch)  # Spark's own word
-        assert commit.state == decision.state
-        assert commit.watermark == decision.watermark
-        assert checkpoint.offsets(decision.epoch)[1] == decision.end
+        offsets, commit = (
+            query.folder / name / str(decision.epoch) for name in ("offsets", "commits")
+        )
+        said = json.loads(commit.read_text().removeprefix("v2\n"))  # by Spark
+        assert (said["stateUniqueIds"] or {}) == decision.state
+        assert said["nextBatchWatermarkMs"] == decision.watermark
+        assert parse_offsets(offsets.read_text(), str(offsets))[1] == decision.end
     assert decisions[-1].watermark > 0
 
     stores = stores_of(query.folder / "state" / "0" / "0")
@@ -189,7 +193,7 @@ def test_the_log_of_a_file_source_is_had_as_of_each_epoch(
     assert query.awaitTermination(120)
     (found,) = JobFolder(tmp_path / "home", "q").queries()
     checkpoint = ReadCheckpoint(found.folder)
-    assert checkpoint.source_names() == sorted(sides)
+    assert sorted(path.name for path in (found.folder / "sources").iterdir()) == sorted(sides)
     assert list((found.folder / "sources" / "left").glob("*.compact"))
     for decision in found.epoch_log().read().decisions:
         lines = checkpoint.source_lines(decision)

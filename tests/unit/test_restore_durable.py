@@ -13,7 +13,7 @@ from saved import Saved
 
 from onceflow.protocol.epoch_log import EpochLog
 from onceflow.sinks import Files
-from onceflow.snapshots.epochs import retained
+from onceflow.snapshots.epochs import cuts_at
 from onceflow.snapshots.restore import Restore
 
 Known = dict[int, Any]  # inode -> what was on the disk when it was synced last
@@ -63,7 +63,7 @@ def test_all_of_the_new_lineage_is_on_the_disk_before_the_old_one_ends(
     monkeypatch.setattr(os, "link", link_on_one_disk)
     monkeypatch.setattr(os, "fsync", remember)
     monkeypatch.setattr(EpochLog, "end", end_after_a_look)
-    Restore(saved.folder, retained(saved.folder, "1"), {"": "replay"}, "restore").run({})
+    Restore(saved.folder, cuts_at(saved.folder, "1"), {"": "replay"}, "restore").run({})
     assert ends == [saved.folder.lineage()]
     made = saved.folder.query(ends[0], "out").folder
     assert len(list(made.rglob("*.sst"))) == 2

@@ -24,10 +24,10 @@ from onceflow.protocol.epoch_log import Decision, OutputDecision
 from onceflow.protocol.home import JobFolder, now
 from onceflow.protocol.lineage import Origin, refuse_foreign
 from onceflow.sinks import Files, Sink, Sqlite
-from onceflow.snapshots.epochs import retained
-from onceflow.snapshots.import_savepoint import Arrive
+from onceflow.snapshots.epochs import cuts_at
 from onceflow.snapshots.restore import Restore
 from onceflow.snapshots.savepoint import Savepoint, installed_spark
+from onceflow.snapshots.savepoint_import import SavepointImport
 from onceflow.snapshots.savepoints import Savepoints
 from onceflow.spark.checkpoint import Checkpoint
 
@@ -168,7 +168,7 @@ def test_a_query_that_has_decided_nothing_does_not_keep_the_job_in_the_old_linea
     world.driver(world.files("alerts"), "alerts").open().run()
     world.driver(world.files(), "orders").open().run()
     assert (world.ids("alerts"), world.ids()) == ([0], [0, 1, 2, 3])
-    assert set(retained(world.folder, "0", lineage=old)) == {"orders"}
+    assert set(cuts_at(world.folder, "0", lineage=old)) == {"orders"}
 
 
 def test_a_query_that_began_after_the_savepoint_stays_where_it_is(world: World) -> None:
@@ -320,7 +320,7 @@ def test_a_savepoint_whose_epoch_was_taken_back_does_not_arrive(world: World) ->
     elsewhere = JobFolder(world.root / "new", "shop")
     for choice in ("rewind", "replay", "skip"):
         with pytest.raises((CheckpointRefused, JobError)):
-            Arrive(elsewhere, Savepoint.at(world.root / "carried"), {"": choice}).plan()
+            SavepointImport(elsewhere, Savepoint.at(world.root / "carried"), {"": choice}).plan()
     assert world.ids() == [0, 1, 2]
 
 
@@ -328,7 +328,7 @@ def test_after_an_arrival_the_old_home_cannot_open_the_targets(world: World) -> 
     world.driver(world.files()).open().run(2)
     shutil.copytree(world.savepoint().folder, world.root / "carried")
     elsewhere = JobFolder(world.root / "new", "shop")
-    Arrive(elsewhere, Savepoint.at(world.root / "carried"), {"": "rewind"}).run({})
+    SavepointImport(elsewhere, Savepoint.at(world.root / "carried"), {"": "rewind"}).run({})
     with pytest.raises(CheckpointRefused, match="the target remembers epoch 1 of lineage"):
         world.driver(world.files()).open()
     Driver(elsewhere, "q", world.files()).open().run()
@@ -345,7 +345,7 @@ def test_a_home_that_arrived_second_goes_back_to_its_savepoint(world: World) -> 
     savepoint = carried(world)
     for name in ("first", "second"):
         home = JobFolder(world.root / name, "shop")
-        Arrive(home, savepoint, {"": "rewind"}).run({})
+        SavepointImport(home, savepoint, {"": "rewind"}).run({})
     Driver(home, "q", world.files()).open().run(3)
     restore = Restore(home, savepoint.cuts(), {"": "rewind"}, "restore")
     assert [answer.says for answer in restore.plan()] == ["the rows of 3 epochs are taken back"]
@@ -358,7 +358,7 @@ def test_a_home_that_arrived_and_was_not_started_can_be_worked_with(world: World
     world.driver(world.files()).open().run(2)
     savepoint = carried(world)
     home = JobFolder(world.root / "new", "shop")
-    Arrive(home, savepoint, {"": "replay"}).run({})
+    SavepointImport(home, savepoint, {"": "replay"}).run({})
     Savepoints(home).create("again", {}).verify()
     restore = Restore(home, savepoint.cuts(), {"": "rewind"}, "restore")
     restore.plan()

@@ -25,10 +25,10 @@ from onceflow.protocol.home import JobFolder
 from onceflow.protocol.lineage import Origin, OutputOrigin
 from onceflow.protocol.retained_decisions import RetainedDecisions, sweep_all
 from onceflow.snapshots import savepoint as savepoint_module
-from onceflow.snapshots.epochs import decisions
-from onceflow.snapshots.epochs import kept as kept_epochs
-from onceflow.snapshots.lineages import lineages
-from onceflow.snapshots.listings import listed
+from onceflow.snapshots.epochs import restorable_decisions
+from onceflow.snapshots.epochs import restorable_range as kept_epochs
+from onceflow.snapshots.lineages import describe_lineages
+from onceflow.snapshots.listings import list_savepoints
 from onceflow.snapshots.savepoint import Savepoint
 from onceflow.snapshots.savepoints import Savepoints
 from onceflow.store.posix import VERSION, seal, unseal
@@ -146,8 +146,8 @@ def test_savepoints_are_listed_in_the_order_of_their_creation_whatever_clocks_sa
     old = savepoints.read("a")  # made before savepoints had numbers
     body = {key: value for key, value in old.body.items() if key != "number"}
     (old.folder / "manifest.json").write_bytes(seal("savepoint", "a", body))
-    assert [made["name"] for made in listed(saved.folder)["savepoints"]] == ["a", "c", "b"]
-    (lineage,) = lineages(saved.folder)
+    assert [made["name"] for made in list_savepoints(saved.folder)["savepoints"]] == ["a", "c", "b"]
+    (lineage,) = describe_lineages(saved.folder)
     assert [made["name"] for made in lineage["savepoints"]] == ["a", "c", "b"]
 
 
@@ -157,7 +157,7 @@ def test_a_lineage_names_the_process_that_opened_it(tmp_path: Path) -> None:
     made = Saved(tmp_path)
     made.lead(holder={"pid": 2, "host": "there"})
     folder.open_lineage(SPARK, "process 2 on there")
-    assert [told["who"] for told in lineages(folder)] == ["process 1 on here"]
+    assert [told["who"] for told in describe_lineages(folder)] == ["process 1 on here"]
 
 
 def test_nothing_secret_is_in_a_savepoint(tmp_path: Path) -> None:
@@ -731,7 +731,7 @@ def test_a_glance_at_the_retained_epochs_says_what_reading_all_of_them_does(
         for gone in (made.query.folder / "offsets").glob("*"):
             if number > 6 and int(gone.name) < number:  # Spark keeps the newest only
                 gone.unlink()
-        read = decisions(made.query)
+        read = restorable_decisions(made.query)
         seen = kept_epochs(made.query)
         assert (seen is not None) == bool(read)
         if seen is not None:
@@ -750,7 +750,7 @@ def test_a_glance_at_a_lineage_that_goes_on_from_a_cut(
     child = restored(saved, savepoints.create("a", {}))
     assert kept_epochs(child.query) is None  # Spark has not begun
     child.decide(2, term=2)
-    seen, read = kept_epochs(child.query), decisions(child.query)
+    seen, read = kept_epochs(child.query), restorable_decisions(child.query)
     assert seen is not None
     assert (seen.count, seen.first, seen.last) == (len(read), read[0], read[-1])
 

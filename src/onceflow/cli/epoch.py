@@ -15,8 +15,8 @@ from onceflow.errors import JobError, OnceflowError
 from onceflow.jobs.job import load
 from onceflow.protocol.home import JobFolder, chosen
 from onceflow.service.units import number
-from onceflow.snapshots.epoch_view import look
-from onceflow.snapshots.lineages import find
+from onceflow.snapshots.epochs import describe_epoch
+from onceflow.snapshots.lineages import find_lineage
 from onceflow.spark.session import get_session
 
 _LONGEST = 100
@@ -68,7 +68,9 @@ def show_(
     onceflow epoch show word-count 21 --rerun word_count.py
     """
     folder = chosen(home, job)[0]
-    found = look(folder, epoch, query=query, lineage=lineage and find(folder, lineage))
+    found = describe_epoch(
+        folder, epoch, query=query, lineage=lineage and find_lineage(folder, lineage)
+    )
     if rerun is not None:
         again = _rerun(folder, rerun, found, as_json=as_json)
         found = [{**told, "rerun": again[told["query"]]} for told in found]

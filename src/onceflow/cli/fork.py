@@ -14,7 +14,7 @@ from onceflow.jobs.stop_request import who
 from onceflow.protocol.home import JobFolder, chosen
 from onceflow.snapshots.cut import Cut, cut_of
 from onceflow.snapshots.fork import Fork
-from onceflow.snapshots.listings import find
+from onceflow.snapshots.listings import find_savepoint
 from onceflow.snapshots.published_history import History
 
 _TRIES = 5
@@ -85,7 +85,7 @@ def _fork(parent: JobFolder, folder: JobFolder, savepoint: str | None) -> tuple[
                 cuts[query.name] = (query.lineage, cut)
         reason, starts = f"fork of {parent.name}", parent.starts()
     else:
-        found = find(str(parent.home), parent.name, savepoint)
+        found = find_savepoint(str(parent.home), parent.name, savepoint)
         found.verify()
         cuts, starts = found.cuts(), found.body["starts"]
         reason = f"fork of {parent.name} at {found.name}"

@@ -9,7 +9,7 @@ import click
 
 from onceflow.cli.display import home_option, json_option, show
 from onceflow.protocol.home import chosen
-from onceflow.snapshots.lineages import lineages
+from onceflow.snapshots.lineages import describe_lineages
 
 Told = dict[str, Any]
 
@@ -32,7 +32,11 @@ def command(job: str, home: str, as_json: bool) -> None:
     \b
     onceflow lineages word-count
     """
-    show(lineages(chosen(home, job)[0]), as_json=as_json, text=lambda found: _text(job, found))
+    show(
+        describe_lineages(chosen(home, job)[0]),
+        as_json=as_json,
+        text=lambda found: _text(job, found),
+    )
 
 
 def _text(job: str, found: list[Told]) -> str:

@@ -10,11 +10,11 @@ import click
 from onceflow.cli.display import home_option, json_option, show, table
 from onceflow.jobs.stop_request import who
 from onceflow.protocol.home import JobFolder, chosen
-from onceflow.snapshots.epochs import retained
-from onceflow.snapshots.import_savepoint import Arrive
-from onceflow.snapshots.lineages import find
-from onceflow.snapshots.listings import find as find_savepoint
+from onceflow.snapshots.epochs import cuts_at
+from onceflow.snapshots.lineages import find_lineage
+from onceflow.snapshots.listings import find_savepoint
 from onceflow.snapshots.restore import Restore
+from onceflow.snapshots.savepoint_import import SavepointImport
 
 published_option = click.option(
     "--published",
@@ -58,7 +58,7 @@ def command(job: str, savepoint: str, *, home: str, **options: Any) -> None:
     found.verify()
     choices = _choices(options.pop("published"))
     going = (
-        Arrive(folder, found, choices)
+        SavepointImport(folder, found, choices)
         if folder.first_lineage() is None
         else Restore(folder, found.cuts(), choices, f"restore of {found.name}")
     )
@@ -99,7 +99,7 @@ def rollback(job: str, *, to: str, lineage: str | None, home: str, **options: An
     onceflow rollback shop --to 2026-11-16T07:40:00Z --published skip
     """
     folder = chosen(home, job)[0]
-    cuts = retained(folder, to, lineage=lineage and find(folder, lineage))
+    cuts = cuts_at(folder, to, lineage=lineage and find_lineage(folder, lineage))
     choices = _choices(options.pop("published"))
     _go_back(folder, Restore(folder, cuts, choices, f"rollback to {to}"), None, **options)
 
@@ -111,14 +111,14 @@ def _choices(published: tuple[str, ...]) -> dict[str, str]:
 
 def _go_back(
     folder: JobFolder,
-    going: Restore | Arrive,
+    going: Restore | SavepointImport,
     savepoint: Mapping[str, Any] | None,
     *,
     only_plan: bool,
     as_json: bool,
 ) -> None:
     answers = [vars(answer) for answer in going.plan()]
-    arrives = isinstance(going, Arrive)
+    arrives = isinstance(going, SavepointImport)
     lineage = None
     if not only_plan:
         lineage = going.run({"who": who(), "savepoint": savepoint})

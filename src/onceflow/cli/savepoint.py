@@ -13,7 +13,12 @@ from onceflow.jobs.stop_request import who
 from onceflow.protocol.home import chosen
 from onceflow.protocol.retained_decisions import sweep_all
 from onceflow.service.units import number
-from onceflow.snapshots.listings import about, details, find, listed
+from onceflow.snapshots.listings import (
+    find_savepoint,
+    list_savepoints,
+    savepoint_details,
+    savepoint_summary,
+)
 from onceflow.snapshots.savepoints import Savepoints
 
 
@@ -46,7 +51,7 @@ def create(job: str, name: str | None, stop: bool, home: str, as_json: bool) -> 
         return
     folder = chosen(home, job)[0]
     made = Savepoints(folder).create(name, {"who": who()})
-    show(about(made), as_json=as_json, text=lambda found: _table([found]))
+    show(savepoint_summary(made), as_json=as_json, text=lambda found: _table([found]))
 
 
 @command.command("list")
@@ -71,7 +76,7 @@ def list_(job: str, each: bool, home: str, as_json: bool) -> None:
     onceflow savepoint list orders
     """
     folder = chosen(home, job)[0]
-    found = listed(folder, each=each)
+    found = list_savepoints(folder, each=each)
     show(found, as_json=as_json, text=_list)
 
 
@@ -91,8 +96,8 @@ def show_(job: str, savepoint: str, home: str, as_json: bool) -> None:
     \b
     onceflow savepoint show orders before-the-sale
     """
-    found = find(home, job, savepoint)
-    show(details(found), as_json=as_json, text=_show)
+    found = find_savepoint(home, job, savepoint)
+    show(savepoint_details(found), as_json=as_json, text=_show)
 
 
 @command.command("verify")
@@ -110,9 +115,9 @@ def verify(job: str, savepoint: str, home: str, as_json: bool) -> None:
     \b
     onceflow savepoint verify orders before-the-sale
     """
-    found = find(home, job, savepoint)
+    found = find_savepoint(home, job, savepoint)
     found.verify()
-    show({**about(found), "whole": True}, as_json=as_json, text=_whole)
+    show({**savepoint_summary(found), "whole": True}, as_json=as_json, text=_whole)
 
 
 @command.command("delete")

@@ -18,8 +18,8 @@ from onceflow.errors import JobError
 from onceflow.jobs.stop_request import who
 from onceflow.protocol.home import JobFolder, chosen
 from onceflow.service.units import number
-from onceflow.snapshots.listings import states_told
-from onceflow.snapshots.state_view import choose, states
+from onceflow.snapshots.listings import describe_states
+from onceflow.snapshots.state_view import choose_stores, states_at
 
 if TYPE_CHECKING:
     from onceflow.snapshots.keyed_state_view import KeyedState
@@ -74,7 +74,7 @@ def list_(
     onceflow state list shop
     """
     folder = chosen(home, job)[0]
-    found = states_told(folder, query=query, epoch=epoch)
+    found = describe_states(folder, query=query, epoch=epoch)
     show(found, as_json=as_json, text=lambda told: "\n\n".join(_list(t, every) for t in told))
 
 
@@ -177,7 +177,7 @@ def show_(
             hint="leave out one of them",
         )
     folder = chosen(home, job)[0]
-    found = states(folder, query=query, epoch=epoch)
+    found = states_at(folder, query=query, epoch=epoch)
     steps = [keyed for state in found for keyed in state.keyed]
     of_spark = operator is not None or store is not None
     if steps or step is not None:
@@ -189,7 +189,7 @@ def show_(
         of_spark = of_spark or (step is None and any(state.stores for state in found))
         if not of_spark:
             return
-    meant = choose(found, operator, store)
+    meant = choose_stores(found, operator, store)
     if not as_json:
         click.echo("starting Spark to read the state …", err=True)
     spark = _session()
@@ -282,7 +282,9 @@ def _one(
 ) -> KeyedState:
     from onceflow.snapshots.keyed_state_view import choose_step
 
-    steps = [keyed for state in states(folder, query=query, epoch=epoch) for keyed in state.keyed]
+    steps = [
+        keyed for state in states_at(folder, query=query, epoch=epoch) for keyed in state.keyed
+    ]
     return choose_step(folder, steps, step, one=True)[0]
 
 

@@ -5,6 +5,7 @@
     CanPartition    divide rows into sub-folders, and into files of some size
     CanAdd          make rows visible without a ledger: the weaker guarantees
     CanRewind       take back what was published after a cut
+    HasReaders      know which jobs have read what it would take back
     CanCleanUp      remove what older drivers left, and what grows with the number of epochs
 
 The code asks for an ability and never for the class of a sink.
@@ -90,6 +91,20 @@ class CanRewind(ABC):
     @abstractmethod
     def refuse_rewind(self, output: str, cut: Position) -> None:
         """Raise what `rewind` would raise if it cannot go back to this cut. Changes nothing."""
+
+
+class HasReaders(ABC):
+    """A sink whose target jobs read by offsets that they keep in their own homes."""
+
+    @abstractmethod
+    def refuse_readers(
+        self, output: str, cut: Position, offsets: Callable[[str, str], list[int] | None]
+    ) -> None:
+        """`JobError` if a job has read rows that `rewind` to this cut would take back.
+
+        `offsets`: home and name of a reader -> the next offset of each partition that it reads;
+        None if its home does not tell.
+        """
 
 
 class CanCleanUp(ABC):  # noqa: B024 - each of these may be left out

@@ -22,7 +22,7 @@ from onceflow.harness.fault_moments import REACH_WITHIN, end_driver, epoch, wait
 from onceflow.harness.fault_schedule import Fault
 from onceflow.harness.targets import Target
 from onceflow.protocol.home import JobFolder
-from onceflow.snapshots.epochs import decisions
+from onceflow.snapshots.epochs import restorable_decisions
 
 _ENDS_WITHIN = 120.0  # seconds, for a command, and for one life of a fork
 # The command line as it is, in which a fault can be armed.
@@ -218,7 +218,7 @@ def _chosen(names: list[str], fault: Fault) -> str:
 def _epoch_or_time(runner: CaseRunner, fault: Fault) -> str:
     """A retained epoch; for several queries, which count their own, the time of one."""
     queries = JobFolder(runner.case.folder / "home", runner.case.name).queries()
-    kept = decisions(queries[0])
+    kept = restorable_decisions(queries[0])
     chosen = kept[-1 - (fault.visit - 1) % len(kept)] if kept else None
     if chosen is None:
         return "0"

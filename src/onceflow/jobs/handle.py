@@ -26,7 +26,7 @@ from onceflow.protocol.home import DEFAULT_HOME, JobFolder, Query
 from onceflow.protocol.keyed_spec import Keyed
 from onceflow.protocol.lease import Lease, host_name
 from onceflow.protocol.query_spec import QuerySpec
-from onceflow.snapshots.restore import finish
+from onceflow.snapshots.restore import finish_restore
 from onceflow.spark.session import check_session, get_session
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ def _start(
     StopRequest(folder.folder, lease.lock).begin()
     try:
         lineage = folder.open_lineage(spark.version, f"process {os.getpid()} on {host_name()}")
-        finish(folder, lease)
+        finish_restore(folder, lease)
         # By name: the first one's end is the end of its lineage, so whoever comes too late to it
         # opens none of the others.
         opening = {

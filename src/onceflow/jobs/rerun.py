@@ -26,8 +26,8 @@ from onceflow.protocol.epoch_log import Decision
 from onceflow.protocol.home import JobFolder, Query
 from onceflow.protocol.lineage import Origin
 from onceflow.snapshots.cut import Cut, cut_of
-from onceflow.snapshots.epoch_view import chosen_queries, not_retained, where_decided
-from onceflow.snapshots.new_job import make_job
+from onceflow.snapshots.epochs import chosen_queries, not_retained, where_decided
+from onceflow.snapshots.new_lineage import make_job
 from onceflow.spark.running_query import no_state_snapshots
 
 if TYPE_CHECKING:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from onceflow.contract.abilities import HasReaders
 from onceflow.contract.ledger import Ledger, Outcome, Position, Publication
 from onceflow.contract.quantities import parse_bytes
 from onceflow.contract.schema import columns, refuse_difference
@@ -18,6 +19,7 @@ from onceflow.folders.folder import FolderSink
 from onceflow.log.commits import Facts
 from onceflow.log.creation import refuse_facts
 from onceflow.log.embedded import EmbeddedLog
+from onceflow.log.readers import readers
 from onceflow.log.retention import published_after, remove_dropped, take_back
 from onceflow.log.segments import key_partition
 from onceflow.store.posix import LocalStore
@@ -25,7 +27,7 @@ from onceflow.store.posix import LocalStore
 _logger = logging.getLogger(__name__)
 
 
-class Log(FolderSink):
+class Log(FolderSink, HasReaders):
     """Every row of a decided epoch is in the log exactly once; readers see whole epochs.
 
     It does not keep an order among the rows of one epoch. Rows of one `key` are in one partition,
@@ -169,6 +171,26 @@ class Log(FolderSink):
         if log is None:
             raise self._gone()
         published_after(log.refresh(), output, cut)
+
+    def refuse_readers(
+        self, output: str, cut: Position, offsets: Callable[[str, str], list[int] | None]
+    ) -> None:
+        first: dict[int, int] = {}
+        for segment in published_after(EmbeddedLog(self.path).refresh(), output, cut):
+            first[segment.partition] = min(
+                segment.first, first.get(segment.partition, segment.first)
+            )
+        for reader in readers(self.path):
+            at = offsets(reader.home, reader.name) or list(reader.needs)
+            if any(at[partition] > offset for partition, offset in first.items()):
+                job, _, rest = reader.name.partition("/")
+                raise JobError(
+                    f"{self}: {reader.name} of {reader.home} has read rows that would be taken "
+                    "back",
+                    hint=f"let {job} go back first, to before it read them: onceflow rollback "
+                    f"{job} --home {reader.home} --to …; or choose --published skip; or, if {rest} "
+                    f"is no longer needed: onceflow log trim {self.path} --forget {reader.name}",
+                )
 
     def tidy(self) -> None:
         assert self._log is not None

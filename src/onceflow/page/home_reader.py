@@ -44,9 +44,9 @@ from onceflow.page.shapes import (
 from onceflow.page.verify_runs import verify_run, verify_runs
 from onceflow.protocol.epoch_log import EpochLog
 from onceflow.protocol.home import JobFolder, Query, chosen
-from onceflow.snapshots.epoch_view import look
-from onceflow.snapshots.lineages import lineages as _lineages
-from onceflow.snapshots.listings import listed, states_told
+from onceflow.snapshots.epochs import describe_epoch
+from onceflow.snapshots.lineages import describe_lineages as _lineages
+from onceflow.snapshots.listings import describe_states, list_savepoints
 from onceflow.store.names import check_name
 
 T = TypeVar("T")
@@ -223,7 +223,7 @@ class _Answer:
 
 def epoch(home: Home, job: str, number: int) -> list[Epoch]:
     """As `onceflow epoch show --json`."""
-    return cast(list[Epoch], look(_folder(home, job), number))
+    return cast(list[Epoch], describe_epoch(_folder(home, job), number))
 
 
 def state(home: Home, job: str) -> list[State]:
@@ -232,7 +232,7 @@ def state(home: Home, job: str) -> list[State]:
     found: list[State] = []
     for query in folder.queries():
         try:
-            found += cast(list[State], states_told(folder, query=query.name))
+            found += cast(list[State], describe_states(folder, query=query.name))
         except (OnceflowError, OSError) as error:
             found.append({
                 "query": query.name, "lineage": query.lineage, "epoch": None, "decided": None,
@@ -264,7 +264,7 @@ def lineages(home: Home, job: str, logs: Logs | None = None) -> list[Lineage]:
 
 def savepoints(home: Home, job: str) -> Savepoints:
     """As `onceflow savepoint list --json`."""
-    return cast(Savepoints, listed(_folder(home, job)))
+    return cast(Savepoints, list_savepoints(_folder(home, job)))
 
 
 def _folder(home: Home, job: str) -> JobFolder:

@@ -12,7 +12,7 @@ from onceflow.page.errors import BadRequest
 from onceflow.page.shapes import Plan, PlannedOutput
 from onceflow.protocol.home import JobFolder, chosen
 from onceflow.protocol.lineage import CHOICES
-from onceflow.snapshots.epochs import retained
+from onceflow.snapshots.epochs import cuts_at
 from onceflow.snapshots.restore import Restore
 from onceflow.snapshots.savepoints import Savepoints
 from onceflow.store.names import check_name
@@ -54,7 +54,7 @@ def plan(home: Path, job: str, *, restore: str, rollback: str, published: str) -
 def _restore(folder: JobFolder, restore: str, rollback: str, published: str) -> Restore:
     choices = {"": published}
     if not restore:
-        return Restore(folder, retained(folder, rollback), choices, f"rollback to {rollback}")
+        return Restore(folder, cuts_at(folder, rollback), choices, f"rollback to {rollback}")
     # By name only: with a path, a viewer could read folders of other jobs.
     cuts = Savepoints(folder).read(check_name("savepoint", restore)).cuts()
     return Restore(folder, cuts, choices, f"restore of {restore}")

@@ -40,7 +40,7 @@ class Cut:
 def cut_of(query: Query, epoch: int | None = None) -> Cut | None:
     """The cut at the end of that epoch, or of the last published one; None if none is published."""
     if epoch is None:
-        decisions = published(query)
+        decisions = published_decisions(query)
     else:
         decisions = [d for d in query.epoch_log().read().decisions if d.epoch <= epoch]
     if not decisions:
@@ -62,7 +62,7 @@ def _keyed_files(folder: Path, decision: Decision) -> list[Path]:
     return files_of(folder, decision)
 
 
-def published(query: Query) -> list[Decision]:
+def published_decisions(query: Query) -> list[Decision]:
     """The retained decisions that are surely published, oldest first: Spark commits an epoch after
     that, and no epoch is decided before the one below it is published."""
     log = query.epoch_log().read()
@@ -75,7 +75,7 @@ def published(query: Query) -> list[Decision]:
     return decisions
 
 
-def take(cut: Cut, folder: Path, known: Hashes) -> dict[str, Any]:
+def take_cut(cut: Cut, folder: Path, known: Hashes) -> dict[str, Any]:
     """Take the files of a cut. `FileNotFoundError`, `CheckpointRefused`: some were gone before."""
     place_files(cut, folder)
     held = {
@@ -105,7 +105,7 @@ def _listed(cut: Cut, folder: Path, known: Hashes) -> list[dict[str, Any]]:
     found = []
     for name in cut.files:
         path = folder / name
-        digest = known.get(identity(path)) or sha256(path)
+        digest = known.get(file_identity(path)) or sha256(path)
         found.append({"path": name, "bytes": path.stat().st_size, "sha256": digest})
     return found
 
@@ -175,6 +175,6 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def identity(path: Path) -> tuple[int, int, int]:
+def file_identity(path: Path) -> tuple[int, int, int]:
     found = path.stat()
     return found.st_dev, found.st_ino, found.st_mtime_ns

@@ -15,7 +15,7 @@ from onceflow.protocol.home import JobFolder, jobs
 from onceflow.protocol.lease import Lease
 from onceflow.protocol.lineage import Origin
 from onceflow.snapshots.cut import Cut
-from onceflow.snapshots.new_job import make_job, refuse_taken
+from onceflow.snapshots.new_lineage import make_job, refuse_taken
 
 _SUFFIX = {"sqlite": ".db"}
 

@@ -24,7 +24,7 @@ from onceflow.log.values import Malformed, from_json, from_text, load_json
 from onceflow.protocol.epoch_log import Decision
 from onceflow.protocol.home import JobFolder, Query
 from onceflow.protocol.keyed_runner import FOLDER, manifest_of
-from onceflow.snapshots.epoch_view import not_retained
+from onceflow.snapshots.epochs import not_retained
 from onceflow.state.files import ABOUT, HIDDEN, Tell, dump
 from onceflow.state.keys import group_of, groups_of, places_of
 from onceflow.state.manifest import Manifest

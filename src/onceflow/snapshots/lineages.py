@@ -12,7 +12,7 @@ from onceflow.protocol.lineage import Origin
 from onceflow.snapshots.savepoints import Savepoints
 
 
-def lineages(
+def describe_lineages(
     folder: JobFolder, read: Callable[[Query], EpochLog] = lambda query: query.epoch_log().read()
 ) -> list[dict[str, Any]]:
     """All that the job was ever in, from the first to the current one. `read`: who asks again and
@@ -62,7 +62,7 @@ def decided_in(log: EpochLog) -> dict[str, int] | None:
     return {"first": first, "last": log.last.epoch}
 
 
-def find(folder: JobFolder, beginning: str) -> str:
+def find_lineage(folder: JobFolder, beginning: str) -> str:
     """The lineage whose id begins so."""
     known = folder.lineages()
     found = [lineage for lineage in known if lineage.startswith(beginning)]

@@ -8,13 +8,13 @@ from typing import Any
 
 from onceflow.protocol.epoch_log import Decision
 from onceflow.protocol.home import JobFolder, Query, chosen
-from onceflow.snapshots.epochs import decisions, kept
+from onceflow.snapshots.epochs import restorable_decisions, restorable_range
 from onceflow.snapshots.savepoint import Savepoint
 from onceflow.snapshots.savepoints import Savepoints
-from onceflow.snapshots.state_view import states
+from onceflow.snapshots.state_view import states_at
 
 
-def find(home: str | os.PathLike[str], job: str, savepoint: str) -> Savepoint:
+def find_savepoint(home: str | os.PathLike[str], job: str, savepoint: str) -> Savepoint:
     """Of a job by its name; or by its folder, also on a home that does not know the job."""
     if JobFolder(home, job).first_lineage() is None and Path(savepoint).is_dir():
         found = Savepoint.at(Path(savepoint))
@@ -23,7 +23,7 @@ def find(home: str | os.PathLike[str], job: str, savepoint: str) -> Savepoint:
     return Savepoints(chosen(home, job)[0]).find(savepoint)
 
 
-def about(savepoint: Savepoint) -> dict[str, Any]:
+def savepoint_summary(savepoint: Savepoint) -> dict[str, Any]:
     body = savepoint.body
     return {
         "name": savepoint.name, "job": body["job"], "at": body["at"], "lineage": body["lineage"],
@@ -34,7 +34,7 @@ def about(savepoint: Savepoint) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def details(savepoint: Savepoint) -> dict[str, Any]:
+def savepoint_details(savepoint: Savepoint) -> dict[str, Any]:
     queries = {}
     for name, held in savepoint.body["queries"].items():
         last = Decision.from_json(held["decisions"][-1])
@@ -44,14 +44,16 @@ def details(savepoint: Savepoint) -> dict[str, Any]:
             "bytes": sum(entry["bytes"] for entry in held["files"]),
             "operators": sorted(last.state), "outputs": savepoint.body["outputs"][name],
         }  # fmt: skip
-    return {**about(savepoint), "queries": queries}
+    return {**savepoint_summary(savepoint), "queries": queries}
 
 
-def listed(folder: JobFolder, *, each: bool = False) -> dict[str, Any]:
+def list_savepoints(folder: JobFolder, *, each: bool = False) -> dict[str, Any]:
     """Savepoints of a job in the order of their creation, and its retained epochs: each, or only
     how many and which are the first and the last."""
     savepoints = [
-        about(found) if isinstance(found, Savepoint) else {"name": name, "error": found.message}
+        savepoint_summary(found)
+        if isinstance(found, Savepoint)
+        else {"name": name, "error": found.message}
         for name, found in Savepoints(folder).all()
     ]
     retained = [_epochs(query, each) for query in folder.queries()]
@@ -60,18 +62,18 @@ def listed(folder: JobFolder, *, each: bool = False) -> dict[str, Any]:
 
 def _epochs(query: Query, each: bool) -> dict[str, Any]:
     """Which epochs a query can go back to; reading each of thousands takes its time."""
-    found = kept(query)
+    found = restorable_range(query)
     told: dict[str, Any] = {"query": query.name, "count": 0, "first": None, "last": None}
     if found is not None:
         told.update(count=found.count, first=_epoch(found.first), last=_epoch(found.last))
-    return {**told, "epochs": [_epoch(d) for d in decisions(query)]} if each else told
+    return {**told, "epochs": [_epoch(d) for d in restorable_decisions(query)]} if each else told
 
 
 def _epoch(decision: Decision) -> dict[str, Any]:
     return {"epoch": decision.epoch, "at": decision.at, "rows": decision.rows}
 
 
-def states_told(
+def describe_states(
     folder: JobFolder, *, query: str | None = None, epoch: int | None = None
 ) -> list[dict[str, Any]]:
     """Keyed steps and their key groups, Spark's operators and their stores; of each query that has
@@ -91,5 +93,5 @@ def states_told(
             ],
             "keyed": [step.about() for step in state.keyed],
         }
-        for state in states(folder, query=query, epoch=epoch)
+        for state in states_at(folder, query=query, epoch=epoch)
     ]  # fmt: skip

@@ -35,7 +35,7 @@ from onceflow.faults.points import reach
 from onceflow.protocol.holds import MANIFEST, Holds
 from onceflow.protocol.home import JobFolder, Query, now
 from onceflow.protocol.lineage import Origin
-from onceflow.snapshots.cut import Hashes, cut_of, identity, published, take
+from onceflow.snapshots.cut import Hashes, cut_of, file_identity, published_decisions, take_cut
 from onceflow.snapshots.published_history import History
 from onceflow.snapshots.savepoint import FORMAT, Savepoint
 from onceflow.store.names import check_name
@@ -161,7 +161,9 @@ class Savepoints:
         while True:
             lineage = self._job.lineage()
             queries = [] if lineage is None else self._job.queries_of(lineage)
-            before = {q.name: max((d.epoch for d in published(q)), default=-1) for q in queries}
+            before = {
+                q.name: max((d.epoch for d in published_decisions(q)), default=-1) for q in queries
+            }
             decided = [q for q in queries if before[q.name] >= 0]
             if not decided:
                 raise JobError(
@@ -178,7 +180,7 @@ class Savepoints:
             with contextlib.suppress(FileNotFoundError, CheckpointRefused):
                 cut = cut_of(query)
                 assert cut is not None
-                return take(cut, folder, known)
+                return take_cut(cut, folder, known)
         cut = cut_of(query)  # says what is missing, if it still is
         raise CheckpointRefused(
             f"files of {query.job}/{query.name} are removed again and again before they are "
@@ -259,7 +261,7 @@ def _hashes(savepoints: Iterable[Savepoint]) -> Hashes:
     for savepoint in savepoints:
         for path, entry in savepoint.paths():
             with contextlib.suppress(FileNotFoundError):
-                found[identity(path)] = str(entry["sha256"])
+                found[file_identity(path)] = str(entry["sha256"])
     return found
 
 

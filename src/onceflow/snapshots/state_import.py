@@ -23,7 +23,8 @@ from onceflow.protocol.lineage import Origin
 from onceflow.snapshots.cut import Cut, cut_of
 from onceflow.snapshots.keyed_state_view import KeyedState
 from onceflow.snapshots.published_history import History
-from onceflow.snapshots.restore import Answer, Restore
+from onceflow.snapshots.published_rows import OutputPlan
+from onceflow.snapshots.restore import Restore
 from onceflow.state.files import Tell
 from onceflow.state.load import LoadResult, load
 from onceflow.store.posix import make_dirs
@@ -31,16 +32,17 @@ from onceflow.store.posix import make_dirs
 _MAKING = "importing"  # in the folder of the job
 
 
-class Import(Restore):
+class StateImport(Restore):
     """Of the state of one step. Planned and then done, like any restore."""
 
-    def plan(self) -> list[Answer]:
+    def plan(self) -> list[OutputPlan]:
         found = super().plan()
-        for going in self._queries:
-            last = going.log.last
-            if last is None or last.nonce != going.cut.decision.nonce:
+        for ending in self._queries:
+            last = ending.log.last
+            if last is None or last.nonce != ending.cut.decision.nonce:
                 raise JobError(
-                    f"{going.query.job}/{going.query.name} has gone on since the state was read",
+                    f"{ending.query.job}/{ending.query.name} has decided epochs since the state "
+                    "was read",
                     hint="stop the job, and import again",
                 )
         again = [a for a in found if a.choice == "skip" and a.published > a.cut]
@@ -58,7 +60,7 @@ class Import(Restore):
 class Prepared:
     """An import that is ready: its state is made, and nobody knows it."""
 
-    restore: Import
+    restore: StateImport
     loaded: LoadResult
     state: KeyedState  # that it replaces
 
@@ -88,7 +90,7 @@ def prepared(
         cut = cut_of(query, last.epoch)
         assert cut is not None
         cut = _with(cut, step, place, {"manifest": f"{tag}.json", "crc": crc}, loaded)
-        restore = Import(
+        restore = StateImport(
             folder,
             {query.name: (query.lineage, cut)},
             {"": "skip", **_pending(folder)},

@@ -21,7 +21,7 @@ from onceflow.protocol.epoch_log import Decision
 from onceflow.protocol.home import JobFolder, Query
 from onceflow.protocol.lineage import Origin
 from onceflow.snapshots.checkpoint_view import ReadCheckpoint
-from onceflow.snapshots.epoch_view import chosen_queries, not_retained, where_decided
+from onceflow.snapshots.epochs import chosen_queries, not_retained, where_decided
 from onceflow.spark.checkpoint import Checkpoint
 from onceflow.spark.errors import readable
 from onceflow.spark.state_reader import state_rows
@@ -103,7 +103,7 @@ class EpochState:
         return not_retained(self.query, self.decision.epoch, others)
 
 
-def states(folder: JobFolder, *, query: str | None, epoch: int | None) -> list[EpochState]:
+def states_at(folder: JobFolder, *, query: str | None, epoch: int | None) -> list[EpochState]:
     """Of each query that has that epoch, or of the last one that each has decided."""
     found, missing = [], []
     for one in chosen_queries(folder, query):
@@ -136,7 +136,7 @@ def _state(folder: JobFolder, query: Query, epoch: int | None) -> EpochState:
     return EpochState(place, decision, sorted(known), files if decision.state else [])
 
 
-def choose(found: list[EpochState], operator: int | None, store: str | None) -> list[
+def choose_stores(found: list[EpochState], operator: int | None, store: str | None) -> list[
     tuple[EpochState, StateStore]
 ]:  # fmt: skip
     """The stores that are meant; `JobError` with those that there are."""

@@ -1,7 +1,8 @@
-"""A job that begins with a cut, where none of its name was: a fork, or a job on a new machine.
+"""Make what begins with a cut: a query of a new lineage, or a whole job (a fork, or a job on a new
+machine).
 
-It is made where nobody looks, and is there from its `job.json` on. Who is killed before that is
-made again by the same command.
+A job exists as soon as its `job.json` does, which is put last. The same command makes again what a
+command that was killed before has left.
 """
 
 from __future__ import annotations
@@ -12,13 +13,24 @@ from typing import Any
 
 from onceflow.errors import JobError
 from onceflow.faults.points import reach
-from onceflow.protocol.home import JobFolder, now
+from onceflow.protocol.home import JobFolder, Query, now
 from onceflow.protocol.lineage import Origin
-from onceflow.snapshots.cut import Cut
-from onceflow.snapshots.restore import begin
+from onceflow.snapshots.cut import Cut, place_files
+from onceflow.spark.checkpoint import Checkpoint
+from onceflow.spark.file_source_log import SourceLog
 from onceflow.store.posix import seal
 
 _MAKING = "making.json"
+
+
+def begin_query(made: Query, cut: Cut, origin: Origin) -> None:
+    """Make the checkpoint of a query at that cut, and the first entry of its log. All of it is on
+    the disk when this returns; files that never change are linked, all others are new."""
+    place_files(cut, made.folder)
+    for name, lines in cut.sources.items():
+        SourceLog(made.folder / "sources" / name).rewrite(lines)
+    Checkpoint(made.folder).set_query_id(made.spark_id)
+    made.epoch_log().begin({"at": now(), "origin": origin.as_json()}, cut.decisions)
 
 
 def refuse_taken(folder: JobFolder) -> None:
@@ -34,9 +46,9 @@ def make_job(
     about: Mapping[str, Any],
     facts: dict[str, Any],
 ) -> str:
-    """The lineage that it is in. Hold the lease of the job meanwhile.
+    """Make a job, and return the lineage that it is in. The caller holds the lease of the job.
 
-    `about`: what is said of the lineage; `facts`: of the job."""
+    `about` is recorded in the lineage, `facts` in the job."""
     refuse_taken(folder)
     (lineage,) = {origin.lineage for origin, _ in origins.values()}
     if folder.store.read(_MAKING) is not None:
@@ -50,7 +62,7 @@ def make_job(
     folder.store.put_if_absent(_MAKING, seal("making", folder.name, {"at": now()}))
     reach("job.begun")
     for query, (origin, cut) in origins.items():
-        begin(folder.query(lineage, query), cut, {"at": now(), "origin": origin.as_json()})
+        begin_query(folder.query(lineage, query), cut, origin)
     folder.put_starts(starts)
     parents = {
         query: {"lineage": origin.parent, "epoch": origin.cut}
@@ -62,7 +74,7 @@ def make_job(
         begun = folder.query(lineage, query).epoch_log().read().begun
         if begun is None or begun["origin"]["lineage"] != lineage:
             raise JobError(
-                f"somebody else makes job {folder.name} at the same time", hint="try again"
+                f"another command makes job {folder.name} at the same time", hint="try again"
             )
     if not folder.put_job(lineage, facts):
         refuse_taken(folder)

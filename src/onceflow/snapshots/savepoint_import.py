@@ -24,25 +24,25 @@ from onceflow.protocol.home import JobFolder
 from onceflow.protocol.lease import Lease
 from onceflow.protocol.lineage import Origin, OutputOrigin
 from onceflow.snapshots.cut import Cut
-from onceflow.snapshots.new_job import make_job, refuse_taken
-from onceflow.snapshots.restore import Answer, Output, answer, choice_for, output_of, stood
+from onceflow.snapshots.new_lineage import make_job, refuse_taken
+from onceflow.snapshots.published_rows import Output, OutputPlan, choice_for, output_origin
 from onceflow.snapshots.savepoint import Savepoint
 
 
-class Arrive:
+class SavepointImport:
     """Planned and then done, like a `Restore`."""
 
     def __init__(self, folder: JobFolder, savepoint: Savepoint, choices: Mapping[str, str]) -> None:
         savepoint.refuse_other_job(folder.name)
         self._folder, self._savepoint, self._choices = folder, savepoint, choices
 
-    def plan(self) -> list[Answer]:
+    def plan(self) -> list[OutputPlan]:
         refuse_taken(self._folder)
         found = []
         for query, output, cut in self._outputs():
             ledger = output.sink.published(f"{self._folder.name}/{query}/{output.name}")
             published = self._check(query, output, cut, ledger)
-            found.append(answer(query, output, cut.epoch, published))
+            found.append(OutputPlan.of(query, output, cut.epoch, published))
         return found
 
     def _outputs(self) -> Iterator[tuple[str, Output, Position]]:
@@ -52,7 +52,7 @@ class Arrive:
                 for name, target in targets.items():
                     choice = choice_for(self._choices, query, name)
                     cut = Position(held["known"][name], held["epoch"])
-                    yield query, output_of(query, name, target, choice), cut
+                    yield query, Output.of(query, name, target, choice), cut
 
     def _check(self, query: str, output: Output, cut: Position, ledger: Ledger) -> int:
         """The last epoch that the target has."""
@@ -101,7 +101,7 @@ class Arrive:
                 self._check(query, output, cut, ledger)
                 at, decision = ledger.position or cut, ledger.decision
             stands = (at.lineage, at.epoch, decision)
-            kept = stood(output.choice, cut.lineage, stands, cut.epoch)
+            kept = output_origin(output.choice, cut.lineage, stands, cut.epoch)
             outputs.setdefault(query, {})[output.name] = kept
         reach("restore.fenced")
         origins = {
