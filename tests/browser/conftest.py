@@ -22,7 +22,7 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Of one file: the event loop that it brings must not stay for the tests after it."""
+    """For one file: its event loop must not stay for the tests after it."""
     named = os.environ.get("ONCEFLOW_CHROMIUM")
     found = named or next(filter(None, map(shutil.which, _NAMES)), None)
     if found is None:
@@ -43,7 +43,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def tab(browser: Browser) -> Iterator[Open]:
-    """Opens a tab at an address; those of one test share cookies, unless it says `alone`."""
+    """Opens a tab at an address. Tabs of one test share cookies, unless `alone`."""
     shared: dict[str, Any] = {}
 
     def new(url: str, *, alone: bool = False, **options: Any) -> Tab:
@@ -64,7 +64,7 @@ def tab(browser: Browser) -> Iterator[Open]:
 
 @pytest.fixture(scope="session")
 def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the views are kept as pictures: `$ONCEFLOW_SCREENSHOTS`, for whoever wants to look."""
+    """The folder for screenshots of the views: `$ONCEFLOW_SCREENSHOTS`, or a temporary one."""
     named = os.environ.get("ONCEFLOW_SCREENSHOTS")
     folder = Path(named) if named else tmp_path_factory.mktemp("screenshots")
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The job that is looked at: words counted by key, long ones to a log, short ones to files."""
+"""The job on the page: words counted by key, long words to a log, short words to files."""
 
 from pyspark.sql import functions as F
 

@@ -1,4 +1,4 @@
-"""What an application and `onceflow verify` leave under a home for the page to show."""
+"""A board of an application and runs of `onceflow verify` under a home, for the page to show."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BUDGET = 200_000_000
 
 
 class Ads:
-    """The board of an application whose clock is ours."""
+    """The board of an application with a clock of the test."""
 
     def __init__(self, home: Path) -> None:
         self.now = 1_760_000_000.0
@@ -48,8 +48,8 @@ class Ads:
 
 
 def fill(home: Path) -> str:
-    """A board with a kill in it, a run of verify that has ended and one that goes on. The name of
-    the former."""
+    """Write a board with a kill, a run of verify that has ended and one that is in progress. Return
+    the name of the former."""
     ads = Ads(home)
     for second in range(120):
         if second == 40:

@@ -1,4 +1,4 @@
-"""What the browser looks at: a job that runs and is fed, and `onceflow serve`, as processes."""
+"""A running job with input, and `onceflow serve`, as processes for the browser to look at."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def patiently(condition: Callable[[], T]) -> T:
-    """What it says when it holds at last."""
+    """Wait until the condition holds; return its value."""
     deadline = time.monotonic() + SECONDS
     while not (found := condition()):
         assert time.monotonic() < deadline, "waited too long"
@@ -39,14 +39,14 @@ def patiently(condition: Callable[[], T]) -> T:
 
 
 def onceflow(*arguments: object) -> Any:
-    """What a command says with --json."""
+    """The output of a command with --json."""
     command = [*ONCEFLOW, *map(str, arguments), "--json"]
     done = subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
     return json.loads(done.stdout)
 
 
 class Process:
-    """A command of onceflow that goes on, and the events that it prints. The block ends it."""
+    """A running command of onceflow, and the events that it prints. The block ends it."""
 
     def __init__(self, *arguments: object, cwd: Path, **environment: str) -> None:
         self.events: list[Event] = []
@@ -68,7 +68,7 @@ class Process:
             self.events.append(json.loads(line))
 
     def hear(self, kind: str, times: int = 1) -> Event:
-        """Wait for an event, or for the so-manieth of its kind."""
+        """Wait for an event, or for the nth of its kind."""
 
         def heard() -> list[Event]:
             found = [event for event in list(self.events) if event["event"] == kind]
@@ -99,7 +99,7 @@ class Process:
 
 
 def serve(home: Path, port: int = 0) -> Process:
-    """The page of a home, whose token is TOKEN. `hear("serving")["url"]` says where."""
+    """The page of a home; its token is TOKEN, its address `hear("serving")["url"]`."""
     secret = home.parent / "token"
     if not secret.exists():
         secret.touch(0o600)
@@ -109,7 +109,7 @@ def serve(home: Path, port: int = 0) -> Process:
 
 
 class Words:
-    """The job `words` under its supervisor, fed without end."""
+    """The job `words` under its supervisor, with endless input."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.home = folder, folder / "home"
@@ -132,7 +132,7 @@ class Words:
             self._log.append(pa.table({"value": lines, "event_time": now}))
 
     def driver(self) -> int:
-        """Its process, as the newest start has it."""
+        """The process id in the newest `started` event."""
         started = [event for event in list(self.run.events) if event["event"] == "started"]
         return int(started[-1]["pid"])
 

@@ -1,4 +1,4 @@
-"""A tab of the browser that remembers what went wrong in it."""
+"""A tab of the browser that records what went wrong in it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _STRUCTURE = """
 
 
 class Tab:
-    """`page` is Playwright's. What it asked for and what it complained of is kept."""
+    """`page` is Playwright's. The tab records its requests and its errors."""
 
     def __init__(self, context: BrowserContext, url: str) -> None:
         self.page: Page = context.new_page()
@@ -77,7 +77,7 @@ class Tab:
     # ------------------------------------------------------------ looking
 
     def go(self, path: str) -> Tab:
-        """Load a view, and remember that it was this load."""
+        """Load a view, and mark this load."""
         self.page.goto(self.url + path)
         self.page.evaluate("window.loaded = 'once'")
         return self
@@ -96,7 +96,7 @@ class Tab:
         return self.page.get_by_role("main")
 
     def figure(self, name: str) -> Locator:
-        """A number of the page by the words above it."""
+        """A number of the page, by its label."""
         term = self.page.get_by_text(name, exact=True)
         return self.page.locator("dl.figures > div").filter(has=term).locator("dd").first
 
@@ -105,7 +105,7 @@ class Tab:
 
     @property
     def focused(self) -> str:
-        """What the keyboard is at, in words."""
+        """The element that has the focus, in words."""
         return str(
             self.page.evaluate(
                 "(document.activeElement.getAttribute('aria-label') "
@@ -114,7 +114,7 @@ class Tab:
         )
 
     def tab_to(self, text: str) -> None:
-        """As one does who has no mouse."""
+        """Move the focus there by the keyboard."""
         for _ in range(60):
             self.page.keyboard.press("Tab")
             if self.focused.startswith(text):
@@ -127,7 +127,7 @@ class Tab:
         return bool(self.page.evaluate("window.loaded === 'once'"))
 
     def too_wide(self) -> str:
-        """Empty, or by how much there is to scroll sideways, and for which element."""
+        """Empty, or by how much the page scrolls sideways, and which element causes it."""
         return str(
             self.page.evaluate(
                 """() => {
@@ -145,8 +145,8 @@ class Tab:
         return found
 
     def is_clean(self, *, but: tuple[str, ...] = ()) -> None:
-        """Nothing on the console, nothing against the policy, nothing from anywhere else.
-        `but`: what was to be expected."""
+        """Check that nothing is on the console, nothing violates the policy, and nothing comes from
+        elsewhere. `but`: messages that are expected."""
         violations = self.page.evaluate("window.violations")
         assert not violations, violations
         complaints = [c for c in self.complaints if not any(known in c for known in but)]

@@ -116,7 +116,7 @@ def test_it_says_that_it_is_not_live_while_the_files_cannot_be_read(
 def test_the_choice_of_colours_is_remembered(url: str, tab: Open) -> None:
     jobs = tab(url, color_scheme="light").go("/")
     switch = jobs.page.locator("#theme")
-    expect(switch).to_have_accessible_name(re.compile("as the system has them"))
+    expect(switch).to_have_accessible_name(re.compile("those of the system"))
     light = jobs.colours()
     switch.click()
     assert jobs.colours() == light

@@ -250,7 +250,7 @@ def test_all_of_it_can_be_reached_by_keyboard_alone(url: str, tab: Open) -> None
 
 @pytest.fixture(scope="module")
 def views(words: Words) -> dict[str, str]:
-    """All of them by name, with a board, runs of verify and a savepoint to show."""
+    """All views by name, with a board, runs of verify and a savepoint."""
     run = fill(words.home)
     savepoints = onceflow("savepoint", "list", "words", "--home", words.home)["savepoints"]
     if not savepoints:

@@ -1,4 +1,4 @@
-"""A job on disk that looks alive, without a driver: for tests of what the page reads."""
+"""The files of a running job, without a driver: for tests of the page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS = ("epoch.checked", "epoch.staged", "epoch.hardened", "epoch.decided", "ep
 
 
 class Spark:
-    """Has finished every epoch."""
+    """A query that has finished every epoch."""
 
     def report(self, epoch: int) -> dict[str, Any]:
         return {
@@ -47,7 +47,7 @@ class Alive(Saved):
         self.term = 0
 
     def start(self) -> None:
-        """As a driver does, up to its first epoch."""
+        """Do what a driver does before its first epoch."""
         self.journal.starting()
         self.lease.acquire()
         self.term = self.lease.next_term(self.log.read().term)
@@ -56,7 +56,7 @@ class Alive(Saved):
         self.journal.event("started", job=self.folder.name, pid=1, queries=queries)
 
     def run(self, epochs: int = 1, rows: int = 10) -> None:
-        """Each with `rows` to `clicks` and one to `rejected`."""
+        """Publish epochs, each with `rows` rows to `clicks` and one to `rejected`."""
         for _ in range(epochs):
             epoch = self.log.last.epoch + 1 if self.log.last else 0
             self.times.begin(epoch)
@@ -73,7 +73,7 @@ class Alive(Saved):
             self.times.end(Spark())
 
     def tell(self, **more: Any) -> None:
-        """How it goes, as a driver tells it."""
+        """Write the progress as a driver does."""
         last = self.log.last
         told = {
             "query": "out", "epoch": last and last.epoch, "epochs": 3, "rows_in": 300,

@@ -25,7 +25,7 @@ class Answer:
 async def asked(
     app: Starlette, target: str, *, until: bytes | None = None, accept: str = "*/*"
 ) -> Answer:
-    """GET `target`; of an endless answer up to `until`, then the client goes."""
+    """GET `target`. An endless answer is read up to `until`; then the client disconnects."""
     path, _, query = target.partition("?")
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET",

@@ -190,10 +190,11 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(
     assert refused.value.hint == f"pip install 'onceflow[{extra}]'"
 
 
-def test_the_page_is_refused_without_its_extra(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["serve", "run job.py --page", "demo"])
+def test_the_page_is_refused_without_its_extra(tmp_path: Path, command: str) -> None:
     code = "import sys; sys.modules['uvicorn'] = None; from onceflow.cli import main; main()"
     ran = subprocess.run(
-        [sys.executable, "-c", code, "serve"],
+        [sys.executable, "-c", code, *command.split()],
         capture_output=True, text=True, check=False, cwd=tmp_path,
     )  # fmt: skip
     assert ran.returncode == 4

@@ -1,4 +1,4 @@
-"""Who gets in: hosts, other sites, sizes, names, the token; and that refusals are clean."""
+"""What the page refuses: hosts, other sites, sizes, framing, names, wrong tokens."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(home: Path) -> Iterator[Page]:
-    """For tests that leave it as it was."""
+    """Shared by tests that do not change it."""
     with served(home) as found:
         yield found
 
 
 @pytest.fixture
 def fresh(home: Path) -> Iterator[Page]:
-    """For tests that try wrong tokens, or change it."""
+    """For tests that try wrong tokens or change the page."""
     (home / "_refused.jsonl").unlink(missing_ok=True)
     with served(home) as found:
         yield found
@@ -73,7 +73,7 @@ def test_the_page_answers_under_names_of_this_machine(page: Page, host: str) -> 
     "host",
     ["evil.example", "localhost.evil.example", "10.0.0.1", "127.0.0.1.evil.example", "[::2]"],
 )
-def test_a_name_that_was_pointed_at_this_machine_reads_nothing(page: Page, host: str) -> None:
+def test_a_foreign_name_that_points_at_this_machine_reads_nothing(page: Page, host: str) -> None:
     for path in ("/", "/api/jobs", "/metrics", "/live/jobs"):
         got = ask(page, path, Host=host)
         assert got.status == 421
@@ -81,7 +81,7 @@ def test_a_name_that_was_pointed_at_this_machine_reads_nothing(page: Page, host:
 
 
 @pytest.mark.parametrize("host", ["", "a b", "x@y", "localhost:port", "a" * 300])
-def test_what_is_no_host_is_refused(page: Page, host: str) -> None:
+def test_an_invalid_host_is_refused(page: Page, host: str) -> None:
     line = b"GET / HTTP/1.1\r\nHost: " + host.encode() + b"\r\nConnection: close\r\n\r\n"
     assert raw(page, line).startswith(b"HTTP/1.1 400")
 
@@ -177,7 +177,7 @@ def test_too_much_is_refused(page: Page) -> None:
     assert post(page, "/access", {"token": "x" * 70_000}).status == 413
 
 
-def test_a_body_that_does_not_say_how_long_it_is_is_limited_too(page: Page) -> None:
+def test_a_chunked_body_is_limited_too(page: Page) -> None:
     head = (
         b"POST /access HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
         b"Content-Type: application/x-www-form-urlencoded\r\n\r\n"
@@ -189,7 +189,7 @@ def test_a_body_that_does_not_say_how_long_it_is_is_limited_too(page: Page) -> N
 @pytest.mark.parametrize(
     "body", [b"\xff\xfe", b"&" * 3000, b"token=%00%ff", b"token", b"", b'{"token": 1}']
 )
-def test_a_form_that_is_none_is_refused(fresh: Page, body: bytes) -> None:
+def test_an_invalid_form_is_refused(fresh: Page, body: bytes) -> None:
     kind = "application/x-www-form-urlencoded"
     got = ask(fresh, "/access", "POST", body=body, Content_Type=kind)
     assert got.status in (400, 401)
@@ -209,7 +209,7 @@ def test_a_form_that_is_none_is_refused(fresh: Page, body: bytes) -> None:
         "/static/0000000000000000/vendor/README", "/../../etc/passwd", "//etc/passwd",
     ],
 )  # fmt: skip
-def test_names_that_lead_elsewhere_lead_nowhere(page: Page, path: str) -> None:
+def test_names_with_path_parts_are_refused(page: Page, path: str) -> None:
     got = ask(page, path)
     assert got.status in (400, 404), got.text
     assert "Traceback" not in got.text
@@ -221,12 +221,12 @@ def test_other_methods_are_refused(page: Page, method: str) -> None:
     assert ask(page, "/jobs/shop", method).status in (400, 404, 405)
 
 
-def test_what_is_not_http_gets_a_clean_no(page: Page) -> None:
+def test_bytes_that_are_not_http_are_refused(page: Page) -> None:
     assert raw(page, b"\x16\x03\x01\x00\xa5\x01\r\n\r\n").startswith(b"HTTP/1.1 400")
     assert ask(page, "/").status == 200
 
 
-def test_a_head_that_never_ends_is_not_waited_for(
+def test_a_connection_without_a_whole_head_is_closed(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("onceflow.page.server._HEAD_SECONDS", 0.05)
@@ -234,7 +234,7 @@ def test_a_head_that_never_ends_is_not_waited_for(
         assert raw(page, begun) == b""
 
 
-def test_a_failure_is_told_without_a_stack(
+def test_a_failure_is_shown_without_a_stack_trace(
     fresh: Page, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail(*_: object) -> None:
@@ -255,7 +255,7 @@ def test_a_failure_is_told_without_a_stack(
 # ---------------------------------------------------------------- the token
 
 
-def test_the_token_opens_a_session_that_scripts_and_other_sites_do_not_get(page: Page) -> None:
+def test_the_token_opens_a_session_hidden_from_scripts_and_other_sites(page: Page) -> None:
     got = post(page, "/access", {"token": f" {TOKEN}\n"})
     said = got.headers["set-cookie"].lower()
     assert said.startswith(f"onceflow-{page.port}=")
@@ -275,14 +275,16 @@ def test_a_session_begins_on_this_page(page: Page, next_: str) -> None:
     assert f'value="{next_}"' not in ask(page, "/access?next=https://evil.example").text
 
 
-def test_after_some_wrong_tokens_nobody_is_heard_for_a_while(fresh: Page, home: Path) -> None:
+def test_after_some_wrong_tokens_every_token_is_refused_for_a_while(
+    fresh: Page, home: Path
+) -> None:
     for _ in range(5):
         assert post(fresh, "/access", {"token": "wrong"}).status == 401
     late = post(fresh, "/access", {"token": TOKEN})
     assert late.status == 429
     assert 1 <= int(late.headers["retry-after"]) <= 60
     assert "set-cookie" not in late.headers
-    assert ask(fresh, "/").status == 200  # whoever only reads does not notice
+    assert ask(fresh, "/").status == 200  # reading is not affected
     api = ask(fresh, "/api/jobs/shop/savepoints", "POST", X_Onceflow_Token=TOKEN)
     assert api.status == 429
     assert [line["action"] for line in refusals(home)] == ["unlock"] * 6 + ["savepoint"]
@@ -301,7 +303,7 @@ def test_wrong_tokens_are_forgotten_after_a_minute() -> None:
     assert access.refuse_token("right", "here") is None
 
 
-def test_a_session_holds_beside_cookies_of_others(page: Page) -> None:
+def test_a_session_works_beside_cookies_of_other_applications(page: Page) -> None:
     ours, _ = unlocked(page)
     theirs = '{"a": 1}; b[]="x; ta ble=1; é=1; =; ;; onceflow-1=guess'
     for cookies in (f"{theirs}; {ours}", f"{ours}; {theirs}", f"{theirs};{ours}"):
@@ -309,7 +311,7 @@ def test_a_session_holds_beside_cookies_of_others(page: Page) -> None:
     assert "Unlock actions" in ask(page, "/", Cookie=theirs).text
 
 
-def test_a_session_ends_by_itself_and_there_are_not_many() -> None:
+def test_sessions_expire_and_are_limited() -> None:
     now = [0.0]
     access = Access("right", clock=lambda: now[0])
     keys = [access.open() for _ in range(101)]
@@ -320,14 +322,14 @@ def test_a_session_ends_by_itself_and_there_are_not_many() -> None:
     assert access.session(None) is None
 
 
-def test_whoever_locks_is_locked(page: Page) -> None:
+def test_locking_ends_the_session(page: Page) -> None:
     cookie, csrf = unlocked(page)
     assert post(page, "/access/leave", {"csrf": "guess"}, Cookie=cookie).status == 403
     assert post(page, "/access/leave", {"csrf": csrf}, Cookie=cookie).status == 303
     assert "Lock actions" not in ask(page, "/", Cookie=cookie).text
 
 
-def test_the_token_is_nowhere_but_in_memory(fresh: Page, home: Path) -> None:
+def test_the_token_is_only_in_memory(fresh: Page, home: Path) -> None:
     unlocked(fresh)
     post(fresh, "/access", {"token": "a wrong one"})
     for path in home.rglob("*"):

@@ -1,4 +1,4 @@
-"""What is done through the page: a savepoint, with the token; plans, which change nothing."""
+"""Actions of the page: savepoints, which need the token, and plans, which change nothing."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def savepoints(home: Path) -> list[str]:
 # ---------------------------------------------------------------- savepoints
 
 
-def test_a_savepoint_by_click_shows_how_it_goes_and_what_came_of_it(page: Page, home: Path) -> None:
+def test_a_savepoint_by_form_shows_its_progress_and_its_result(page: Page, home: Path) -> None:
     cookie, csrf = unlocked(page)
     fields = {"csrf": csrf, "name": "monday"}
     got = post(page, "/jobs/shop/savepoints", fields, Cookie=cookie)
@@ -82,7 +82,7 @@ def _taken(page: Page) -> str:
     return text if "is created" in text else ""
 
 
-def test_what_lies_where_the_page_was_started_is_not_run(
+def test_modules_in_the_working_directory_are_not_imported(
     page: Page, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "click.py").write_text("raise SystemExit('of somebody else')")
@@ -91,7 +91,7 @@ def test_what_lies_where_the_page_was_started_is_not_run(
     assert savepoints(home) == ["monday"]
 
 
-def test_a_name_that_is_taken_is_told_with_what_mends_it(page: Page, home: Path) -> None:
+def test_a_taken_name_is_refused_with_its_fix(page: Page, home: Path) -> None:
     Savepoints(JobFolder(home, "shop")).create("monday", {})
     cookie, csrf = unlocked(page)
     post(page, "/jobs/shop/savepoints", {"csrf": csrf, "name": "monday"}, Cookie=cookie)
@@ -101,9 +101,7 @@ def test_a_name_that_is_taken_is_told_with_what_mends_it(page: Page, home: Path)
 
 
 @pytest.mark.parametrize("name", ["../up", "-rf", "a b", "a\x00b", "x" * 101, "--home=/tmp"])
-def test_a_name_that_is_none_is_refused_before_anything_runs(
-    page: Page, home: Path, name: str
-) -> None:
+def test_an_invalid_name_is_refused_before_anything_runs(page: Page, home: Path, name: str) -> None:
     cookie, csrf = unlocked(page)
     got = post(
         page,
@@ -167,7 +165,7 @@ def test_a_session_needs_its_secret_for_the_api_too(page: Page, home: Path) -> N
 
 
 @pytest.mark.parametrize("body", [b"[]", b"{", b'"x"', b'{"name": 7}', b'{"name": ["a"]}', b"\xff"])
-def test_a_body_that_is_none_is_refused(page: Page, home: Path, body: bytes) -> None:
+def test_an_invalid_body_is_refused(page: Page, home: Path, body: bytes) -> None:
     got = ask(page, "/api/jobs/shop/savepoints", "POST", body=body, X_Onceflow_Token=TOKEN)
     assert got.status == 400
     assert got.json["event"] == "error"
@@ -177,7 +175,7 @@ def test_a_body_that_is_none_is_refused(page: Page, home: Path, body: bytes) -> 
     assert noted["outcome"] == f"refused: {got.json['message']}"
 
 
-def test_a_job_that_is_not_there_is_refused(page: Page, home: Path) -> None:
+def test_a_job_that_does_not_exist_is_refused(page: Page, home: Path) -> None:
     got = ask(page, "/api/jobs/none/savepoints", "POST", X_Onceflow_Token=TOKEN)
     assert got.status == 404
     assert refusals(home)[-1]["job"] == "none"
@@ -244,7 +242,7 @@ def test_a_plan_says_what_would_be_done_and_changes_nothing(page: Page, home: Pa
     assert before_and_after(home) == held
 
 
-def test_a_target_that_does_not_answer_is_told_in_words(
+def test_a_target_that_does_not_answer_is_named_in_the_error(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
@@ -258,7 +256,7 @@ def test_a_target_that_does_not_answer_is_told_in_words(
     go.set()
 
 
-def test_a_plan_that_cannot_be_says_why(page: Page) -> None:
+def test_an_impossible_plan_says_why(page: Page) -> None:
     got = ask(page, "/api/jobs/shop/plan?rollback=99")
     assert got.status == 404
     assert got.json["hint"] == "it has 0 to 3; the nearest: 3"

@@ -1,4 +1,4 @@
-"""What is written down: all that was done, and, where it cannot push that out, what was refused."""
+"""The audit log: every action, and, in a file of its own, every refusal."""
 
 from __future__ import annotations
 
@@ -38,18 +38,16 @@ def page(home: Path) -> Iterator[Page]:
 
 
 def full(home: Path) -> None:
-    """No line can be written any more."""
+    """Make both logs unwritable."""
     for name in ("_audit.jsonl", "_refused.jsonl"):
         (home / name).unlink(missing_ok=True)
         (home / name).mkdir()
 
 
-# ---------------------------------------------------------------- what cannot be written down
+# ---------------------------------------------------------------- lines that cannot be written
 
 
-def test_what_cannot_be_written_down_is_not_done_and_a_person_is_told(
-    page: Page, home: Path
-) -> None:
+def test_an_action_that_cannot_be_noted_is_not_done(page: Page, home: Path) -> None:
     cookie, csrf = unlocked(page)
     full(home)
     for more in ({}, {"HX_Request": "true"}):
@@ -64,7 +62,7 @@ def test_what_cannot_be_written_down_is_not_done_and_a_person_is_told(
     assert savepoints(home) == []
 
 
-def test_after_it_could_not_be_written_down_the_next_one_is_taken(page: Page, home: Path) -> None:
+def test_the_next_savepoint_works_once_the_log_can_be_written_again(page: Page, home: Path) -> None:
     full(home)
     assert by_program(page, {"name": "x"}, X_Onceflow_Token=TOKEN).status == 500
     (home / "_audit.jsonl").rmdir()
@@ -72,14 +70,14 @@ def test_after_it_could_not_be_written_down_the_next_one_is_taken(page: Page, ho
     assert savepoints(home) == ["x"]
 
 
-def test_nobody_is_let_in_who_cannot_be_written_down(page: Page, home: Path) -> None:
+def test_actions_stay_locked_if_the_log_cannot_be_written(page: Page, home: Path) -> None:
     full(home)
     got = post(page, "/access", {"token": TOKEN})
     assert (got.status, got.headers["set-cookie"]) == (500, None)
     assert HINT in got.text
 
 
-def test_a_refusal_that_cannot_be_written_down_is_still_one(
+def test_a_refusal_that_cannot_be_noted_is_still_a_refusal(
     home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     full(home)
@@ -97,7 +95,7 @@ def test_a_refusal_that_cannot_be_written_down_is_still_one(
     assert caplog.text.count("a refusal could not be noted") == 4
 
 
-def test_whatever_fails_has_the_headers_of_every_answer(
+def test_failures_have_the_headers_of_every_answer(
     page: Page, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object) -> None:

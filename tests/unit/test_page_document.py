@@ -1,4 +1,4 @@
-"""The page answers with what its OpenAPI document lists, whatever is wrong with a request."""
+"""Every refusal of the page is listed in its OpenAPI document."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def is_listed(path: str, method: str, got: Got, status: int) -> None:
     )
 
 
-def test_what_a_reader_is_refused_with_is_in_the_document(page: Page) -> None:
+def test_refusals_of_readers_are_in_the_document(page: Page) -> None:
     for path, methods in document(OPERATIONS)["paths"].items():
         if "get" not in methods:
             continue
@@ -53,7 +53,7 @@ def test_what_a_reader_is_refused_with_is_in_the_document(page: Page) -> None:
         is_listed(f"/api/jobs/{{job}}/{name}", "get", got, 403)
 
 
-def test_what_an_action_is_refused_with_is_in_the_document(
+def test_refusals_of_actions_are_in_the_document(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = SAVEPOINTS.format(job="shop")

@@ -1,4 +1,4 @@
-"""What the page shows of a home: the truth, also while it changes, and never an exception."""
+"""What the page shows of a home, while it changes and when files are damaged."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_kill_is_seen_when_it_starts_again_and_marked_when_it_was(tmp_path: Pa
     assert (found["restarts"], found["state"], found["error"]) == (1, "running", None)
 
 
-def test_errors_and_restarts_are_told_with_their_words(tmp_path: Path) -> None:
+def test_errors_and_restarts_are_shown_with_their_messages(tmp_path: Path) -> None:
     shop = Alive(tmp_path)
     shop.start()
     shop.lease.release()
@@ -121,7 +121,7 @@ def test_progress_of_a_driver_that_is_gone_does_not_count(tmp_path: Path) -> Non
     assert only(tmp_path)["lag_s"] is None
 
 
-def test_a_driver_that_says_nothing_is_not_told_as_one_that_only_runs(tmp_path: Path) -> None:
+def test_a_driver_that_does_not_report_is_shown_as_silent(tmp_path: Path) -> None:
     shop = Alive(tmp_path)
     shop.start()
     shop.run()
@@ -137,7 +137,7 @@ def test_a_driver_that_says_nothing_is_not_told_as_one_that_only_runs(tmp_path: 
     assert only(tmp_path)["says"] == leads
 
 
-def test_weaker_guarantees_are_said_in_words(tmp_path: Path) -> None:
+def test_weaker_guarantees_are_described(tmp_path: Path) -> None:
     outputs = {
         "clicks": {"guarantee": "at-least-once", "kind": "log", "path": "x"},
         "rejected": {"guarantee": "exactly-once", "kind": "files", "path": "y"},
@@ -181,7 +181,7 @@ def test_the_queries_of_a_job_with_their_edges_and_epochs(tmp_path: Path) -> Non
     json.dumps(found)
 
 
-def test_a_savepoint_that_is_taken_while_one_looks_is_marked_when_it_is_whole(
+def test_a_new_savepoint_is_marked_once_it_is_complete(
     tmp_path: Path,
 ) -> None:
     shop = Alive(tmp_path)
@@ -206,7 +206,7 @@ def test_a_savepoint_that_is_taken_while_one_looks_is_marked_when_it_is_whole(
     assert marked() == []
 
 
-def test_lineages_that_are_asked_for_again_and_again_are_read_on_and_stay_small(
+def test_logs_of_lineages_are_read_incrementally_and_stay_small(
     tmp_path: Path,
 ) -> None:
     shop = Alive(tmp_path)
@@ -246,7 +246,7 @@ def test_offsets_that_count_rows_tell_the_rate_of_each_source() -> None:
 # ---------------------------------------------------------------- following
 
 
-def test_what_is_followed_says_the_same_as_what_is_read_anew(tmp_path: Path) -> None:
+def test_cached_answers_equal_answers_that_are_read_anew(tmp_path: Path) -> None:
     shop = Alive(tmp_path)
     home = HomeCache(tmp_path)
     for turn in range(6):
@@ -290,7 +290,7 @@ def test_a_new_lineage_and_a_job_that_goes_are_noticed(tmp_path: Path) -> None:
     assert home.jobs == []
 
 
-def test_nothing_that_is_unchanged_is_read_again(
+def test_unchanged_files_are_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop = Alive(tmp_path)
@@ -324,7 +324,7 @@ def seen(opened: list[str], real: Any) -> Any:
 # ---------------------------------------------------------------- what is broken
 
 
-def test_a_damaged_log_is_told_and_hides_no_other_job(tmp_path: Path) -> None:
+def test_a_damaged_log_is_shown_and_hides_no_other_job(tmp_path: Path) -> None:
     shop = Alive(tmp_path)
     shop.start()
     shop.run(2)
@@ -341,7 +341,7 @@ def test_a_damaged_log_is_told_and_hides_no_other_job(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["progress.json", "events.jsonl", "times.jsonl"])
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe{}\n", b"[1]\n7\nnull\n", b'{"a": 1}\n'])
-def test_half_a_file_is_no_file(tmp_path: Path, name: str, content: bytes) -> None:
+def test_an_incomplete_file_is_ignored(tmp_path: Path, name: str, content: bytes) -> None:
     shop = Alive(tmp_path)
     shop.start()
     shop.run(2)
@@ -352,7 +352,7 @@ def test_half_a_file_is_no_file(tmp_path: Path, name: str, content: bytes) -> No
     assert reading.job(tmp_path, "shop")["queries"][0]["epoch"] == 1
 
 
-def test_a_journal_of_another_shape_is_passed_over(tmp_path: Path) -> None:
+def test_a_journal_of_another_shape_is_skipped(tmp_path: Path) -> None:
     shop = Alive(tmp_path)
     shop.start()
     with open(tmp_path / "shop" / "events.jsonl", "a") as file:

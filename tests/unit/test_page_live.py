@@ -1,4 +1,4 @@
-"""Live views: made once for all, sent when they change, and nobody waits for a slow one."""
+"""Live views: rendered once for all viewers, sent when they change; a slow viewer delays nobody."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCOPE: dict[str, Any] = {"type": "http", "method": "GET"}
 
 
 class Viewer:
-    """Somebody who looks; `slow` until it is told to read."""
+    """A viewer; a `slow` one reads only when it is told to."""
 
     def __init__(self) -> None:
         self.got: list[bytes] = []
@@ -63,7 +63,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_view_is_made_once_for_all_who_look_and_sent_when_it_changes() -> None:
+def test_a_view_is_rendered_once_for_all_viewers_and_sent_when_it_changes() -> None:
     async def story() -> None:
         live, made, value = LiveViews(), 0, "one"
 
@@ -97,7 +97,7 @@ def test_a_view_is_made_once_for_all_who_look_and_sent_when_it_changes() -> None
 
 
 @pytest.mark.usefixtures("quick")
-def test_who_reads_slowly_gets_the_newest_and_holds_up_nobody() -> None:
+def test_a_slow_viewer_gets_the_newest_and_delays_nobody() -> None:
     async def story() -> None:
         live, number = LiveViews(), 0
 
@@ -125,7 +125,7 @@ def test_who_reads_slowly_gets_the_newest_and_holds_up_nobody() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_who_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_viewer_that_takes_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "_STUCK_AFTER", 0.05)
 
     async def story() -> None:
@@ -147,7 +147,7 @@ def test_who_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_look_that_fails_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rendering_that_fails_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         live, tries = LiveViews(), 0
 
@@ -202,7 +202,7 @@ def test_a_view_that_cannot_be_made_is_not_called_live() -> None:
     asyncio.run(story())
 
 
-def test_a_job_that_is_gone_is_told_to_who_looks(home: Path, shop: Alive) -> None:
+def test_viewers_see_that_a_job_is_gone(home: Path, shop: Alive) -> None:
     with served(home) as page, look(page, "/live/jobs/shop") as answer:
         read_until(answer, b"event: beat")
         shop.folder.folder.rename(home / "_elsewhere")
@@ -253,7 +253,7 @@ def read_until(answer: http.client.HTTPResponse, wanted: bytes) -> bytes:
     return found
 
 
-def test_a_new_epoch_comes_by_itself(home: Path, shop: Alive) -> None:
+def test_a_new_epoch_is_sent_to_viewers(home: Path, shop: Alive) -> None:
     with served(home) as page:
         with look(page, "/live/jobs/shop") as answer:
             assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -273,13 +273,13 @@ def test_each_view_has_a_stream_and_only_a_head_if_that_is_asked(home: Path, pat
         assert ask(page, path, "HEAD").status == 200
 
 
-def test_streams_of_what_is_not_there_are_refused_at_once(home: Path) -> None:
+def test_streams_of_things_that_do_not_exist_are_refused(home: Path) -> None:
     with served(home) as page:
         for path in ("/live/jobs/none", "/live/boards/none", "/live/verify/none"):
             assert ask(page, path).status == 404
 
 
-def test_too_many_are_told_so_and_the_page_stays(home: Path) -> None:
+def test_too_many_viewers_are_refused_and_the_page_stays(home: Path) -> None:
     with served(home) as page:
         live = page.app.state.live
         live._most = 2
@@ -293,7 +293,7 @@ def test_too_many_are_told_so_and_the_page_stays(home: Path) -> None:
         patiently(lambda: not live.is_full)
 
 
-def test_a_page_ends_though_people_look(home: Path) -> None:
+def test_a_page_stops_while_people_look(home: Path) -> None:
     with served(home) as page, look(page, "/live/jobs") as answer:
         read_until(answer, b"event: beat")
         page.close()

@@ -1,4 +1,4 @@
-"""One reader for all who look: however many they are, the home is read once, and only if asked."""
+"""One reader for all viewers: the home is read once, and only when somebody asks."""
 
 from __future__ import annotations
 
@@ -27,56 +27,58 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_fifty_viewers_cost_one_look_and_one_answer(home: Path) -> None:
-    watch = HomeReader(home, every=3600)
+def test_fifty_viewers_cost_one_reading_and_one_answer(home: Path) -> None:
+    reader = HomeReader(home, every=3600)
 
     async def look() -> list[Any]:
         return await asyncio.gather(
-            *(watch.jobs() for _ in range(50)), *(watch.job("shop") for _ in range(50))
+            *(reader.jobs() for _ in range(50)), *(reader.job("shop") for _ in range(50))
         )
 
     answers = asyncio.run(look())
-    assert watch.reads == 1
+    assert reader.reads == 1
     assert len({id(answer) for answer in answers}) == 2
     assert answers[0][0]["job"] == "shop"
 
 
-def test_nobody_looks_nothing_is_read_and_what_is_new_is_seen(home: Path) -> None:
-    watch = HomeReader(home, every=0.0)
-    assert watch.reads == 0
+def test_nothing_is_read_while_nobody_asks_and_changes_are_seen(home: Path) -> None:
+    reader = HomeReader(home, every=0.0)
+    assert reader.reads == 0
 
     async def story() -> None:
-        assert [job["epoch"] for job in await watch.jobs()] == [2]
+        assert [job["epoch"] for job in await reader.jobs()] == [2]
         Alive(home, "other").start()
-        assert [job["job"] for job in await watch.jobs()] == ["other", "shop"]
-        assert (await watch.job("other"))["state"] == "running"
+        assert [job["job"] for job in await reader.jobs()] == ["other", "shop"]
+        assert (await reader.job("other"))["state"] == "running"
 
     asyncio.run(story())
-    assert watch.reads == 3
+    assert reader.reads == 3
 
 
-def test_answers_of_the_watch_are_those_of_the_model(home: Path) -> None:
+def test_answers_equal_those_that_are_read_anew(home: Path) -> None:
     (home / "_boards").mkdir()
     (home / "_boards" / "ads.jsonl").write_text('{"board": "ads"}\n{"t": 1, "totals": {"n": 1}}\n')
-    watch = HomeReader(home)
+    reader = HomeReader(home)
 
     async def story() -> None:
-        assert await watch.epoch("shop", 1) == reading.epoch(home, "shop", 1)
-        assert await watch.lineages("shop") == reading.lineages(home, "shop")
-        assert await watch.savepoints("shop") == reading.savepoints(home, "shop")
-        assert await watch.state("shop") == reading.state(home, "shop")
-        assert await watch.ledgers("shop") == reading.ledgers(home, "shop")
-        assert await watch.boards() == reading.boards(home)
-        assert await watch.board("ads") == reading.board(home, "ads")
-        assert await watch.verify_runs() == []
-        for wrong in (watch.job("nobody"), watch.board("none"), watch.verify_run("none")):
+        assert await reader.epoch("shop", 1) == reading.epoch(home, "shop", 1)
+        assert await reader.lineages("shop") == reading.lineages(home, "shop")
+        assert await reader.savepoints("shop") == reading.savepoints(home, "shop")
+        assert await reader.state("shop") == reading.state(home, "shop")
+        assert await reader.ledgers("shop") == reading.ledgers(home, "shop")
+        assert await reader.boards() == reading.boards(home)
+        assert await reader.board("ads") == reading.board(home, "ads")
+        assert await reader.verify_runs() == []
+        for wrong in (reader.job("nobody"), reader.board("none"), reader.verify_run("none")):
             with pytest.raises(JobError):
                 await wrong
 
     asyncio.run(story())
 
 
-def test_those_who_ask_together_get_one_answer(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simultaneous_requests_share_one_answer(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
 
     def ledgers(_: Path, job: str) -> list[Any]:
@@ -84,29 +86,29 @@ def test_those_who_ask_together_get_one_answer(home: Path, monkeypatch: pytest.M
         return []
 
     monkeypatch.setattr(home_reader, "ledgers", ledgers)
-    watch = HomeReader(home)
+    reader = HomeReader(home)
 
     async def story() -> None:
-        await asyncio.gather(*(watch.ledgers("shop") for _ in range(20)))
+        await asyncio.gather(*(reader.ledgers("shop") for _ in range(20)))
         assert asked == ["shop"]
-        watch.forget()
-        await watch.ledgers("shop")
+        reader.forget()
+        await reader.ledgers("shop")
         assert asked == ["shop", "shop"]
 
     asyncio.run(story())
 
 
-def test_a_target_that_hangs_holds_up_nothing_else(
+def test_a_target_that_hangs_delays_nothing_else(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
     monkeypatch.setattr(home_reader, "ledgers", lambda *_: go.wait(60))
-    watch = HomeReader(home, every=0.0)
+    reader = HomeReader(home, every=0.0)
 
     async def story() -> None:
-        waiting = [asyncio.create_task(watch.ledgers("shop")) for _ in range(20)]
+        waiting = [asyncio.create_task(reader.ledgers("shop")) for _ in range(20)]
         for _ in range(20):
-            assert (await watch.jobs())[0]["state"] == "running"
+            assert (await reader.jobs())[0]["state"] == "running"
         assert not any(task.done() for task in waiting)
         go.set()
         await asyncio.gather(*waiting)
@@ -114,7 +116,7 @@ def test_a_target_that_hangs_holds_up_nothing_else(
     asyncio.run(story())
 
 
-def test_a_plan_is_made_once_for_those_who_ask_together_and_also_if_it_is_refused(
+def test_simultaneous_requests_share_one_plan_even_if_it_is_refused(
     home: Path,
 ) -> None:
     asked: list[str] = []
@@ -127,13 +129,13 @@ def test_a_plan_is_made_once_for_those_who_ask_together_and_also_if_it_is_refuse
         asked.append("refused")
         raise JobError("no such savepoint")
 
-    watch = HomeReader(home)
+    reader = HomeReader(home)
 
     async def story() -> None:
-        found = await asyncio.gather(*(watch.plan("a", plan) for _ in range(20)))
+        found = await asyncio.gather(*(reader.plan("a", plan) for _ in range(20)))
         assert set(found) == {"as it is"}
         told = await asyncio.gather(
-            *(watch.plan("b", refused) for _ in range(20)), return_exceptions=True
+            *(reader.plan("b", refused) for _ in range(20)), return_exceptions=True
         )
         assert {str(error) for error in told} == {"no such savepoint"}
         assert asked == ["plan", "refused"]
@@ -141,16 +143,16 @@ def test_a_plan_is_made_once_for_those_who_ask_together_and_also_if_it_is_refuse
     asyncio.run(story())
 
 
-def test_plans_that_hang_are_given_up_and_hold_up_neither_ledgers_nor_each_other(
+def test_plans_that_hang_are_given_up_and_delay_neither_ledgers_nor_each_other(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(home_reader, "_PLAN_WITHIN", 0.05)
     go = threading.Event()
-    watch = HomeReader(home)
+    reader = HomeReader(home)
 
     async def story() -> None:
-        waiting = [watch.plan(number, lambda: go.wait(60)) for number in range(20)]
-        told = await asyncio.gather(*waiting, watch.ledgers("shop"), return_exceptions=True)
+        waiting = [reader.plan(number, lambda: go.wait(60)) for number in range(20)]
+        told = await asyncio.gather(*waiting, reader.ledgers("shop"), return_exceptions=True)
         assert told.pop() == reading.ledgers(home, "shop")
         assert all(isinstance(error, ServerSilent) for error in told)
         late = [error for error in told if "has not answered within 0.05 s" in str(error)]
@@ -159,29 +161,29 @@ def test_plans_that_hang_are_given_up_and_hold_up_neither_ledgers_nor_each_other
         for thread in threading.enumerate():
             if thread.name == "onceflow target":
                 thread.join()
-        assert await watch.plan("later", lambda: "as it is") == "as it is"
+        assert await reader.plan("later", lambda: "as it is") == "as it is"
 
     asyncio.run(story())
 
 
-def test_nothing_is_kept_of_jobs_and_boards_that_are_made_up_or_gone(home: Path) -> None:
+def test_nothing_is_kept_of_unknown_or_deleted_jobs_and_boards(home: Path) -> None:
     (home / "_boards").mkdir()
     (home / "_boards" / "ads.jsonl").write_text('{"board": "ads"}\n')
-    watch = HomeReader(home, every=0.0)
+    reader = HomeReader(home, every=0.0)
 
     async def story() -> None:
         for number in range(50):
             with pytest.raises(JobError):
-                await watch.lineages(f"made-up-{number}")
-        await watch.lineages("shop")
-        await watch.board("ads")
-        assert (set(watch._logs), set(watch._boards)) == ({"shop"}, {"ads"})
+                await reader.lineages(f"made-up-{number}")
+        await reader.lineages("shop")
+        await reader.board("ads")
+        assert (set(reader._logs), set(reader._boards)) == ({"shop"}, {"ads"})
         (home / "shop").rename(home / "_gone")
         (home / "_boards" / "ads.jsonl").unlink()
-        assert await watch.jobs() == []
+        assert await reader.jobs() == []
         with pytest.raises(JobError):
-            await watch.board("ads")
-        assert (watch._logs, watch._boards) == ({}, {})
+            await reader.board("ads")
+        assert (reader._logs, reader._boards) == ({}, {})
 
     asyncio.run(story())
 
@@ -193,11 +195,11 @@ def test_looking_loads_neither_spark_nor_arrow(home: Path) -> None:
     code = (
         "import asyncio, sys; from onceflow.page.home_reader import HomeReader\n"
         "from onceflow.page.metrics import exposition\n"
-        f"watch = HomeReader({str(home)!r})\n"
+        f"reader = HomeReader({str(home)!r})\n"
         "async def look():\n"
-        "    await watch.jobs(); await watch.job('shop')\n"
-        "    await watch.of_jobs(1, lambda home, _: exposition().encode(home.jobs))\n"
-        "    await watch.lineages('shop'); await watch.savepoints('shop')\n"
+        "    await reader.jobs(); await reader.job('shop')\n"
+        "    await reader.of_jobs(1, lambda home, _: exposition().encode(home.jobs))\n"
+        "    await reader.lineages('shop'); await reader.savepoints('shop')\n"
         "asyncio.run(look())\n"
         "print(*{n.partition('.')[0] for n in sys.modules})"
     )

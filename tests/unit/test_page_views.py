@@ -1,4 +1,4 @@
-"""What people see: every state in words, numbers with units, and nothing that a file made up."""
+"""The views: every state in words, numbers with units, and text of files only as text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VOID = {"meta", "link", "input", "br", "img"}
 
 
 class Checked(HTMLParser):
-    """A page that is well formed: each element closed, each id once, headings in order."""
+    """Checks that a page is well formed: elements closed, ids unique, headings in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ def test_an_empty_home_says_so_and_what_to_do(tmp_path: Path) -> None:
         assert "No job has run here yet" in seen(page, "/")
 
 
-def test_the_jobs_are_told_in_words_and_numbers_with_units(page: Page) -> None:
+def test_jobs_are_shown_in_words_and_numbers_with_units(page: Page) -> None:
     text = text_of(seen(page, "/"))
     for said in ("shop", "running", "exactly-once", "every row reaches its target exactly once",
                  "lag 0.7 s", "in 30 rows/s", "last epoch 2", "term 1"):  # fmt: skip
@@ -136,7 +136,7 @@ def test_the_jobs_are_told_in_words_and_numbers_with_units(page: Page) -> None:
     assert set(bare) <= {"last epoch", "term", "restarts"}  # which, not how much
 
 
-def test_a_damaged_job_is_told_beside_the_others(home: Path, page: Page) -> None:
+def test_a_damaged_job_is_shown_beside_the_others(home: Path, page: Page) -> None:
     Alive(home, "other").start()
     path = home / "other" / "job.json"
     path.write_bytes(path.read_bytes()[:-20])
@@ -147,7 +147,7 @@ def test_a_damaged_job_is_told_beside_the_others(home: Path, page: Page) -> None
         assert "job.json" in text_of(seen(page, path_))
 
 
-def test_a_job_that_starts_is_told_before_it_has_anything(tmp_path: Path) -> None:
+def test_a_job_is_shown_before_its_first_start_is_complete(tmp_path: Path) -> None:
     Journal(tmp_path / "young").starting()
     with served(tmp_path) as page:
         assert "starting" in text_of(seen(page, "/"))
@@ -156,7 +156,7 @@ def test_a_job_that_starts_is_told_before_it_has_anything(tmp_path: Path) -> Non
         assert "The job has not started yet" in text_of(seen(page, "/jobs/young/lineages"))
 
 
-def test_a_job_is_told_whole(home: Path, page: Page) -> None:
+def test_a_job_is_shown_with_all_its_parts(home: Path, page: Page) -> None:
     Savepoints(Alive(home).folder).create("monday", {})
     html = seen(page, "/jobs/shop")
     text = text_of(html)
@@ -169,7 +169,7 @@ def test_a_job_is_told_whole(home: Path, page: Page) -> None:
     assert 'class="mark m-savepoint"' in html
 
 
-def test_an_epoch_is_told_by_its_steps(page: Page) -> None:
+def test_an_epoch_is_shown_by_its_steps(page: Page) -> None:
     text = text_of(seen(page, "/jobs/shop/epochs/1"))
     assert "1,234 rows" in text
     assert "one entry in the epoch log: the commit point" in text
@@ -179,7 +179,7 @@ def test_an_epoch_is_told_by_its_steps(page: Page) -> None:
 
 
 @pytest.mark.parametrize("part", ["state", "ledgers"])
-def test_what_is_looked_up_when_opened_is_a_page_too(page: Page, part: str) -> None:
+def test_details_are_pages_of_their_own_too(page: Page, part: str) -> None:
     whole, bare = (
         seen(page, f"/jobs/shop/{part}"),
         ask(page, f"/jobs/shop/{part}", HX_Request="true"),
@@ -230,7 +230,7 @@ def test_a_job_that_was_rolled_back_any_number_of_times_is_shown(
 # ---------------------------------------------------------------- boards
 
 
-def test_a_board_has_the_truth_beside_and_kills_in_words(home: Path, page: Page) -> None:
+def test_a_board_shows_expected_numbers_and_kills(home: Path, page: Page) -> None:
     kill = {"t": 2.0, "mark": "kill", "what": "kill -9 of aggregation: 14 processes"}
     start = {"t": 4.0, "mark": "start", "what": "aggregation goes on after epoch 3"}
     board(home, [sample(1.0, 10), kill, start, sample(5.0, 40, paused=True)])
@@ -247,7 +247,7 @@ def test_a_board_has_the_truth_beside_and_kills_in_words(home: Path, page: Page)
     assert "Exact lost 0, duplicated 0" in text_of(seen(page, "/boards/ads"))
 
 
-def test_a_board_without_a_sample_waits_in_words(home: Path, page: Page) -> None:
+def test_a_board_without_a_sample_says_so(home: Path, page: Page) -> None:
     board(home, [])
     text = text_of(seen(page, "/boards/ads"))
     assert "No sample yet" in text
@@ -275,9 +275,7 @@ def test_a_scale_ends_at_a_round_number(value: float, top: float) -> None:
 # ---------------------------------------------------------------- verify
 
 
-def test_runs_are_told_by_their_verdict_and_the_report_is_kept_apart(
-    home: Path, page: Page
-) -> None:
+def test_runs_are_shown_with_their_verdict_and_a_sandboxed_report(home: Path, page: Page) -> None:
     run = home / "_verify" / "run-1"
     run.mkdir(parents=True)
     (run / "events.jsonl").write_text('{"event": "begin", "at": "2026-01-01T00:00:00Z"}\n')
@@ -290,7 +288,7 @@ def test_runs_are_told_by_their_verdict_and_the_report_is_kept_apart(
     }  # fmt: skip
     (run / "result.json").write_text(json.dumps(result))
     (run / "report.html").write_text("<script>1</script>")
-    with served(home) as again:  # the first has just looked, and remembers for a moment
+    with served(home) as again:  # the first page keeps its answer for a moment
         text = text_of(seen(again, "/verify/run-1"))
         for said in (
             "valid: no row lost, no row duplicated",

@@ -1,4 +1,4 @@
-"""`onceflow serve` and `onceflow run --page`: what they print, where they listen, how they end."""
+"""`onceflow serve` and `onceflow run --page`: their output, their address, their end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Served:
         return self.process.stdout.readline().strip()
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str, str]:
-        """The exit code, and what it said since."""
+        """The exit code, and the output since the last call."""
         self.process.send_signal(number)
         out, err = self.process.communicate()
         self.timer.cancel()
@@ -107,7 +107,7 @@ def test_read_only_has_no_token(tmp_path: Path) -> None:
     assert "--read-only has no token" in str(refused.exception)
 
 
-def test_who_opens_it_to_others_is_warned(tmp_path: Path) -> None:
+def test_listening_for_other_machines_prints_a_warning(tmp_path: Path) -> None:
     with serve("--home", tmp_path, "--port", 0, "--host", "0.0.0.0", "--json") as served:
         said = json.loads(served.line())
         assert "No job" in read(said["url"])

@@ -1,4 +1,4 @@
-"""The page on a real socket, and a client that sends what it is told: for tests of the page."""
+"""The page on a real socket, and a client that can send anything: for tests of the page."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def served(home: Path, **options: Any) -> Iterator[Page]:
 def ask(
     page: Page, path: str, method: str = "GET", *, body: bytes | None = None, **headers: str
 ) -> Got:
-    """Header names with _ for -."""
+    """Header names are written with _ in place of -."""
     connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=SECONDS)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     try:
@@ -68,7 +68,7 @@ def post(page: Page, path: str, fields: dict[str, str], **headers: str) -> Got:
 
 
 def raw(page: Page, data: bytes) -> bytes:
-    """Bytes as they are; all that comes back until the other end closes."""
+    """Send bytes as they are; return all that comes back until the other end closes."""
     with socket.create_connection(("127.0.0.1", page.port), timeout=SECONDS) as line:
         line.sendall(data)
         found = b""
@@ -85,7 +85,7 @@ def _received(line: socket.socket) -> bytes:
 
 
 def audit(home: Path) -> list[dict[str, Any]]:
-    """What was done."""
+    """The lines of the audit log."""
     return _lines(home / "_audit.jsonl")
 
 

@@ -1,4 +1,4 @@
-"""The HTTP API: what it answers, what it refuses, and that its document tells the truth."""
+"""The HTTP API: its answers, its refusals, and that its document describes both."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def app(home: Path) -> Starlette:
     return Starlette(routes=Api(HomeReader(home)).routes())
 
 
-def test_answers_are_those_of_the_model(home: Path, app: Starlette) -> None:
+def test_answers_are_those_of_the_reader(home: Path, app: Starlette) -> None:
     for path, made in {
         "/api/jobs/shop/epochs/1": reading.epoch(home, "shop", 1),
         "/api/jobs/shop/state": reading.state(home, "shop"),
@@ -88,7 +88,7 @@ def test_answers_are_those_of_the_model(home: Path, app: Starlette) -> None:
         ("/api/events?job=nobody", 404),
     ],
 )
-def test_what_is_not_there_or_no_name_is_refused_as_a_command_does(
+def test_unknown_and_invalid_names_are_refused_as_by_a_command(
     app: Starlette, path: str, status: int
 ) -> None:
     answer = ask(app, path)
@@ -98,11 +98,11 @@ def test_what_is_not_there_or_no_name_is_refused_as_a_command_does(
 
 
 @pytest.mark.parametrize("path", ["/api/jobs/../../etc/passwd", "/api/jobs/%2e%2e%2fetc", "/api"])
-def test_a_path_that_leads_elsewhere_leads_nowhere(app: Starlette, path: str) -> None:
+def test_a_path_out_of_the_home_is_not_found(app: Starlette, path: str) -> None:
     assert ask(app, path).status == 404
 
 
-def test_a_failure_of_ours_is_told_without_a_stack(
+def test_an_unexpected_failure_is_shown_without_a_stack_trace(
     app: Starlette, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> None:
@@ -116,7 +116,7 @@ def test_a_failure_of_ours_is_told_without_a_stack(
     assert b"Traceback" not in answer.body
 
 
-def test_a_status_says_whose_fault_it_is() -> None:
+def test_the_status_fits_the_error() -> None:
     assert status_of(Damaged("x")) == 500
     assert status_of(TargetAway("x")) == 503
 
@@ -134,7 +134,7 @@ def test_changes_are_streamed(app: Starlette) -> None:
 # ---------------------------------------------------------------- the document
 
 
-def test_every_route_is_in_the_document_and_all_that_is_in_it_is_a_route(home: Path) -> None:
+def test_the_document_lists_every_route_and_no_other(home: Path) -> None:
     made = {
         (route.path, method.lower())
         for route in create(home, token=None).routes
@@ -157,7 +157,7 @@ def test_every_parameter_of_a_path_is_described() -> None:
             assert [part[1:-1] for part in path.split("/") if part.startswith("{")] == named
 
 
-def test_every_shape_that_is_named_is_there_and_used() -> None:
+def test_every_shape_of_the_document_is_used() -> None:
     text = json.dumps(document(OPERATIONS))
     for name in document(OPERATIONS)["components"]["schemas"]:
         assert f'"#/components/schemas/{name}"' in text
@@ -181,11 +181,11 @@ def test_answers_have_the_shapes_of_the_document(app: Starlette) -> None:
     told = document(OPERATIONS)
     for path, target in paths.items():
         content = told["paths"][path]["get"]["responses"]["200"]["content"]
-        fits(ask(app, target).json, content["application/json"]["schema"], target)
-    fits(ask(app, "/api/jobs/nobody").json, told["components"]["schemas"]["Error"], "error")
+        check_fits(ask(app, target).json, content["application/json"]["schema"], target)
+    check_fits(ask(app, "/api/jobs/nobody").json, told["components"]["schemas"]["Error"], "error")
     kept = ask(app, "/api/jobs/shop/savepoints").json["savepoints"]
     assert [one["name"] for one in kept] == ["monday"]
-    fits(kept[0], told["components"]["schemas"]["Savepoint"], "savepoint")
+    check_fits(kept[0], told["components"]["schemas"]["Savepoint"], "savepoint")
 
 
 TYPES = {
@@ -194,14 +194,14 @@ TYPES = {
 }  # fmt: skip
 
 
-def fits(value: Any, schema: dict[str, Any], where: str) -> None:
+def check_fits(value: Any, schema: dict[str, Any], where: str) -> None:
     """As far as our document uses JSON Schema. An object has the listed fields, and no others."""
     if "$ref" in schema:
         schema = document(OPERATIONS)["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
     if "anyOf" in schema:
         kinds = [kind for kind in schema["anyOf"] if (kind == {"type": "null"}) == (value is None)]
         assert kinds, f"{where}: {value!r}"
-        fits(value, kinds[0], where)
+        check_fits(value, kinds[0], where)
     if "type" in schema:
         kinds = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
         assert any(isinstance(value, TYPES[kind]) for kind in kinds), f"{where}: {value!r}"
@@ -209,15 +209,15 @@ def fits(value: Any, schema: dict[str, Any], where: str) -> None:
         assert value in schema["enum"], where
     if isinstance(value, list) and "items" in schema:
         for i, item in enumerate(value):
-            fits(item, schema["items"], f"{where}[{i}]")
+            check_fits(item, schema["items"], f"{where}[{i}]")
     if isinstance(value, dict):
         for name in schema.get("required", ()):
             assert name in value, f"{where} has no {name}"
         for name, inner in schema.get("properties", {}).items():
             if name in value:
-                fits(value[name], inner, f"{where}.{name}")
+                check_fits(value[name], inner, f"{where}.{name}")
         if "properties" in schema:
             assert set(value) <= set(schema["properties"]), f"{where} has what is not described"
         for name, inner in value.items():
             if isinstance(schema.get("additionalProperties"), dict):
-                fits(inner, schema["additionalProperties"], f"{where}.{name}")
+                check_fits(inner, schema["additionalProperties"], f"{where}.{name}")

@@ -1,4 +1,4 @@
-"""Files of another shape: what somebody else wrote wrong takes away nothing but itself."""
+"""Files of another shape: only the wrong part is left out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def board(home: Path, *lines: str) -> None:
 
 
 def strictly(body: bytes) -> Any:
-    """As a browser reads it: NaN and Infinity are no JSON."""
+    """As a browser reads JSON: without NaN and Infinity."""
 
     def refuse(text: str) -> Any:
         raise AssertionError(f"{text} is no JSON")
@@ -40,7 +40,7 @@ def strictly(body: bytes) -> Any:
 
 
 @pytest.mark.parametrize("value", ["1e999", "-1e999", "NaN", "Infinity", "1" + "0" * 400, "1e308"])
-def test_a_board_with_a_number_that_is_none_is_shown_with_the_others(
+def test_a_board_with_an_invalid_number_is_shown_with_the_others(
     tmp_path: Path, value: str
 ) -> None:
     odd = (
@@ -78,7 +78,7 @@ def test_a_board_of_another_shape_is_shown_as_far_as_it_goes(
         assert strictly(ask(page, "/api/boards/ads").body)["samples"]
 
 
-def test_a_large_whole_number_stays_what_it_is(tmp_path: Path) -> None:
+def test_a_large_whole_number_is_kept_exactly(tmp_path: Path) -> None:
     board(tmp_path, HEAD, '{"t": 1, "totals": {"clicks": 123456789012345678901234567890}}')
     (sample,) = reading.board(tmp_path, "ads")["samples"]
     assert sample["totals"]["clicks"] == 123456789012345678901234567890
@@ -89,7 +89,7 @@ def test_a_scale_ends_whatever_it_is_for(value: float) -> None:
     assert 0 < charts.round_up(value) < math.inf
 
 
-# ---------------------------------------------------------------- what a driver tells
+# ---------------------------------------------------------------- progress of a driver
 
 
 ODD = [None, True, "x", [1], {"a": "b"}, -1e300, 1e300, float("nan")]
@@ -98,7 +98,7 @@ FIELDS = ("epochs", "rows_in", "rows_in_per_s", "lag_s", "published_s_ago", "lat
 
 
 @pytest.mark.parametrize("value", ODD)
-def test_progress_of_another_shape_takes_away_no_other_job(tmp_path: Path, value: Any) -> None:
+def test_progress_of_another_shape_hides_no_other_job(tmp_path: Path, value: Any) -> None:
     for name in ("a", "b"):
         job = Alive(tmp_path, name)
         job.start()
@@ -137,7 +137,7 @@ def test_times_of_another_shape_are_left_out(tmp_path: Path, value: Any) -> None
         strictly(ask(page, "/api/jobs/shop").body)
 
 
-# ---------------------------------------------------------------- what may not be read
+# ---------------------------------------------------------------- unreadable folders
 
 
 LOOK = """
@@ -145,11 +145,11 @@ from asking import ask
 from starlette.applications import Starlette
 from onceflow.page.api import Api
 from onceflow.page.home_reader import HomeReader
-ask(Starlette(routes=Api(HomeReader("/nowhere")).routes()), "/api/jobs")  # which imports the rest
+ask(Starlette(routes=Api(HomeReader("/nowhere")).routes()), "/api/jobs")  # imports the rest
 """
 
 
-def test_a_folder_that_cannot_be_looked_into_hides_no_other_job() -> None:
+def test_an_unreadable_folder_hides_no_other_job() -> None:
     with folder_for_all() as home:
         for name in ("a", "b", "c"):
             Alive(home, name).start()
@@ -169,7 +169,7 @@ print(ask(app, "/metrics").body.decode())
     assert 'onceflow_up{job="c"} 1.0' in told
 
 
-def test_a_home_that_cannot_be_listed_is_not_called_empty() -> None:
+def test_an_unreadable_home_is_not_shown_as_empty() -> None:
     with folder_for_all() as folder:
         home = folder / "home"
         Alive(home).start()
@@ -183,7 +183,7 @@ for path in ("/api/jobs", "/metrics"):
     assert said.splitlines() == ["500 True"] * 2
 
 
-def test_a_home_that_is_a_file_is_told_on_the_page(tmp_path: Path) -> None:
+def test_a_home_that_is_a_file_is_an_error_on_the_page(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.write_text("")
     with served(home) as page:
