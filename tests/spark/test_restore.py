@@ -293,6 +293,7 @@ def restore_again(root: str, choice: str, killed_at: str = "") -> None:
 @pytest.mark.parametrize(
     ("point", "choice"),
     [("restore.fenced", "rewind"), ("restore.published", "skip"), ("restore.made", "rewind"),
+     ("restore.placed", "skip"), ("restore.written", "rewind"),
      ("restore.ended-one", "rewind"), ("restore.ended-one", "skip"), ("put.linked", "skip")],
 )  # fmt: skip
 def test_a_restore_that_is_killed_is_finished_by_the_same_command(

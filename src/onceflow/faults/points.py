@@ -12,7 +12,8 @@ that a test starts by the environment variable `ONCEFLOW_FAULT=point:action[:vis
 `record(path)`, or `ONCEFLOW_TRACE=path`, appends a JSON line for every point that is reached. Who
 calls `reach` adds the facts that `tests/model/traces.py` compares with the model.
 
-The crash matrix is the product of `POINTS` with sinks and queries: a new point needs no new test.
+The crash matrix is the product of `POINTS` and `SOME_OPENINGS` with sinks and queries: a new point
+needs no new test.
 """
 
 from __future__ import annotations
@@ -45,7 +46,21 @@ EPOCH = (
     "epoch.published",
     "epoch.swept",
 )
-STAGE = ("stage.written",)
+# Inside these steps: the model does not tell them apart.
+WITHIN = (
+    "open.shut-out",
+    "open.sources-repaired",
+    "open.offsets-dropped",
+    "epoch.remembered",
+    "stage.written",
+)
+# Of openings: the first one finds nothing decided, a later one repairs what Spark has of it.
+SOME_OPENINGS = (
+    "open.checkpoint-cleared",
+    "open.offsets-repaired",
+    "open.commit-repaired",
+    "open.no-data-planned",
+)
 PUT = ("put.written", "put.linked")
 FOLDER = ("folder.moved-one", "folder.moved", "folder.committed")
 SQLITE = ("sqlite.begun", "sqlite.written", "sqlite.committed")
@@ -72,6 +87,8 @@ SNAPSHOTS = (
     "past.kept",
     "restore.fenced",
     "restore.published",
+    "restore.placed",
+    "restore.written",
     "restore.made",
     "restore.ended-one",
     "job.begun",
@@ -89,7 +106,7 @@ TASK = ("task.rows-written", "task.run-written", "task.merged")
 SERVICES = POSTGRES + KAFKA
 
 # What every job reaches, whatever its sinks are.
-JOB = OPENING + EPOCH + STAGE + PUT + ROLL_UP
+JOB = OPENING + EPOCH + WITHIN + PUT + ROLL_UP
 POINTS = JOB + FOLDER + SQLITE
 
 
@@ -141,8 +158,8 @@ def arm(
     point: str, action: str | Callable[[str], None], *, visit: int = 1, folder: str = ""
 ) -> None:
     """Break this process at the given visit of `point`."""
-    if point not in POINTS + TRIM + SNAPSHOTS + KEYED + SERVICES:
-        known = ", ".join(POINTS + KEYED + SERVICES)
+    if point not in POINTS + SOME_OPENINGS + TRIM + SNAPSHOTS + KEYED + SERVICES:
+        known = ", ".join(POINTS + SOME_OPENINGS + KEYED + SERVICES)
         raise ValueError(f"no fault point is called {point!r}; there are: {known}")
     act = action if callable(action) else _action(action, folder)
     _armed[point] = _Armed(act, visit)

@@ -73,8 +73,8 @@ _SPOTS = {
         "", "", "savepoint.held", "savepoint.linked", "savepoint.copied", "savepoint.listed",
     ),
     "restore": (
-        "", "", "restore.fenced", "restore.published", "restore.made", "restore.ended-one",
-        "open.ledger-moved",
+        "", "", "restore.fenced", "restore.published", "restore.placed", "restore.written",
+        "restore.made", "restore.ended-one", "open.ledger-moved",
     ),
     "fork": ("", "", "job.begun", "job.made", "job.listed"),
 }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from onceflow.faults.points import reach
 from onceflow.protocol.epoch_log import Decision, EpochLog
 from onceflow.spark.checkpoint import Checkpoint, advance_watermark
 from onceflow.spark.file_source_log import COMPACT_INTERVAL, SourceEntries
@@ -25,14 +26,19 @@ class CheckpointRepair:
         """What is decided is committed, the rest is gone."""
         decisions, last = self._log.decisions, self._log.last
         self._set_sources([d.sources for d in decisions], {} if last is None else last.end)
+        reach("open.sources-repaired")
         if last is None:
             self._checkpoint.clear(self._log.check)
+            reach("open.checkpoint-cleared")
         else:
             self._checkpoint.state_files(last.epoch, last.state)  # refuses if one is missing
             for decision in decisions[-2:]:
                 self._checkpoint.set_offsets(decision.epoch, decision.offsets)
+                reach("open.offsets-repaired")
             self._checkpoint.set_commit(last.epoch, last.watermark, last.state)
+            reach("open.commit-repaired")
         self._checkpoint.drop_offsets_above(-1 if last is None else last.epoch)
+        reach("open.offsets-dropped")
 
     def plan_epoch(self, wanted: Decision) -> None:
         """The next epoch, with the boundaries that it had in the lineage before."""
@@ -48,6 +54,7 @@ class CheckpointRepair:
         due = advance_watermark(last.offsets, last.watermark, int(time.time() * 1000))
         if due is not None:
             self._checkpoint.set_offsets(last.epoch + 1, due)
+            reach("open.no-data-planned")
 
     def _set_sources(self, entries: list[SourceEntries], end: dict[str, Any]) -> None:
         self._checkpoint.set_sources(entries, end, self._compact_interval, self._log.check)

@@ -151,6 +151,7 @@ class Epochs:
         self._reach("open.fenced", epoch=self._last_epoch)
         for name, sink in self._outputs:
             clean_up_of(sink).shut_out(self._id(name))
+            self._reach("open.shut-out", output=name)
 
     def open(self) -> None:
         """Steps 2 to 5. Afterwards Spark may start the query from its checkpoint."""
@@ -398,6 +399,7 @@ class Epochs:
             self._positions.hold(plan.end, self._first_start)
         self._reads = set(plan.end)
         self._positions.remember(plan.end)
+        self._reach("epoch.remembered", epoch=epoch)
         return self._running, plan, offsets, entries
 
     def _decision(

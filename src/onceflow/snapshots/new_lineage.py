@@ -27,9 +27,11 @@ def begin_query(made: Query, cut: Cut, origin: Origin) -> None:
     """Make the checkpoint of a query at that cut, and the first entry of its log. All of it is on
     the disk when this returns; files that never change are linked, all others are new."""
     place_files(cut, made.folder)
+    reach("restore.placed")
     for name, lines in cut.sources.items():
         SourceLog(made.folder / "sources" / name).rewrite(lines)
     Checkpoint(made.folder).set_query_id(made.spark_id)
+    reach("restore.written")
     made.epoch_log().begin({"at": now(), "origin": origin.as_json()}, cut.decisions)
 
 
