@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from onceflow.demo.app_processes import JobProcess
-from onceflow.kafka.broker import Broker
+from onceflow.harness import server_targets
 from onceflow.log.embedded import EmbeddedLog
 
 # What each job reads; a job stands behind those whose outputs it reads.
@@ -79,12 +79,10 @@ def ends(places: Any, stream: str, regions: tuple[str, ...]) -> Iterator[Positio
             log = EmbeddedLog(places.log(stream, region))
             yield str(log.path), tuple(log.view.next)
         return
-    broker = Broker(places.kafka, {}, "read_committed")
+    found = server_targets.ends(places.kafka, [places.topic(stream, region) for region in regions])
     for region in regions:
         topic = places.topic(stream, region)
-        count = broker.topics([topic])[topic].partitions
-        found = broker.ranges((topic, partition) for partition in range(count))
-        yield topic, tuple(found[topic, partition][1] for partition in range(count))
+        yield topic, tuple(end for (name, _), end in sorted(found.items()) if name == topic)
 
 
 def positions(offset: Any) -> Iterator[Position]:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.demo import application
+from onceflow.demo.job_progress import JobProgress
 from onceflow.errors import JobError, LeaseHeld
-from onceflow.protocol.home import JobFolder, jobs
-from onceflow.protocol.lease import Holder, Lease
+from onceflow.protocol.home import jobs
 
 HOME, SCRATCH, SAID, SERVERS = "home", "scratch", "said", "servers"
 _MARK = "demo.json"
@@ -51,7 +51,7 @@ def _refuse_to_replace(folder: Path) -> None:
             f"{folder} holds files that are not of a demo", hint="name another: --folder DIR"
         ) from None
     for job in jobs(folder / HOME):
-        leader = _leader(job)
+        leader = JobProgress(folder / HOME, job.name).leader()
         if leader is not None:
             raise LeaseHeld(f"job {job.name} in {folder} is led by {leader}", hint="stop it there")
     copied = mark.get("files")
@@ -62,10 +62,3 @@ def _refuse_to_replace(folder: Path) -> None:
                 f"{folder / name} was changed, and a new demo would replace it",
                 hint="move it away, or name another folder: --folder DIR",
             )
-
-
-def _leader(job: JobFolder) -> Holder | None:
-    """The driver that leads the job now."""
-    lease = Lease(job.folder / "lease", job.name)
-    holder = lease.holder()
-    return holder if holder is not None and lease.alive(holder) else None

@@ -58,7 +58,7 @@ class Result:
     @property
     def unknown(self) -> list[str]:
         """Why it can't be known. A checker that crashed has not passed; nor has a run without a
-        fault that outcome."""
+        fault that struck."""
         found = [f"{c.job} to {c.sinks}: {c.unknown}" for c in self.cases if c.unknown]
         if not any(fault["hit"] for fault in self.faults):
             found.append("no fault struck")
