@@ -30,7 +30,7 @@ def servers(folder: Path) -> Iterator[dict[str, str]]:
             assert running.kafka is not None
             assert running.postgres is not None
             named = place / "postgres.dsn"
-            with open(os.open(named, os.O_WR | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            with open(os.open(named, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(running.postgres.dsn + "\n")
             yield {
                 "ADS_KAFKA": running.kafka.servers,
