@@ -30,19 +30,15 @@ def published(story: Story) -> dict[int, int]:
     return dict(story.published().keys())
 
 
-@pytest.mark.parametrize("how", ["kill", "raise"])
 def test_state_is_what_was_published_though_the_query_rolls_dice(
-    tmp_path: Path, spark: Any, how: str
+    tmp_path: Path, spark: Any
 ) -> None:
     story = Story(str(tmp_path), "random", "sqlite")
     story.write_input(range(2))
-    if how == "kill":
-        assert story.live_apart("epoch.decided:kill:2") == -9
-    else:
-        faults.arm("epoch.decided", "raise", visit=2)
-        with pytest.raises(faults.InjectedFault):
-            story.live()
-        faults.disarm()
+    faults.arm("epoch.decided", "raise", visit=2)
+    with pytest.raises(faults.InjectedFault):
+        story.live()
+    faults.disarm()
     assert not (story.checkpoint / "commits" / "1").exists()
     decided = story.log_entries()[-1]
 

@@ -9,6 +9,7 @@ Without ONCEFLOW_TEST_ALL=1 each day has one case for each point, half of them w
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,6 +119,8 @@ def test_every_life_in_a_process_of_its_own(tmp_path: Path) -> None:
         assert story.live_apart() == 0
     story.check()
     story.check_trace()
+    drivers = {json.loads(line)["driver"] for line in story.trace.read_text().splitlines()}
+    assert len(drivers) == 4
 
 
 @pytest.mark.parametrize("point", ["epoch.checked", "epoch.staged", "epoch.decided"])

@@ -36,17 +36,3 @@ def test_lives_that_break_off_around_the_decision_and_in_the_opening(
     story.live()
     story.check()
     story.check_trace()
-
-
-@pytest.mark.kill
-def test_two_outputs_a_kill_between_them_and_a_life_in_another_process(
-    tmp_path: Path, spark: Any
-) -> None:
-    story = Story(str(tmp_path), "stateful", "both")
-    story.write_input()
-    assert story.live_apart("epoch.output-published:kill:3") == -9
-    story.live()
-    story.check()
-    story.check_trace()
-    drivers = {json.loads(line)["driver"] for line in story.trace.read_text().splitlines()}
-    assert len(drivers) == 2

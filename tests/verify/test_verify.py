@@ -9,6 +9,7 @@ import pytest
 from verifying import verify
 
 
+@pytest.mark.slow  # minutes; a day has the crash matrix, and a few faults of verify
 @pytest.mark.kill
 @pytest.mark.timeout(1800)
 def test_forty_faults_over_the_matrix_and_every_row_is_there_once(tmp_path: Path) -> None:

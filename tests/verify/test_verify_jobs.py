@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from verifying import ONCEFLOW, verify
+
+from onceflow.errors import JobError
+from onceflow.harness.drivers import Drivers
+from onceflow.harness.user_job import user_case
 
 JOB = """
 from datetime import UTC, datetime, timedelta
@@ -69,15 +75,35 @@ REFUSED = {
 }
 
 
+@pytest.fixture(scope="module")
+def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
+    """A job that is only declared leaves the driver as it was, so that one serves them all."""
+    with closing(Drivers(tmp_path_factory.mktemp("drivers"), "local[2,4]", {})) as found:
+        yield found
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("why", REFUSED)
-def test_a_job_that_cannot_be_verified_is_refused_with_the_reason(tmp_path: Path, why: str) -> None:
+def test_a_job_that_cannot_be_verified_is_refused_with_the_reason(
+    tmp_path: Path, drivers: Drivers, why: str
+) -> None:
     before, after, says = REFUSED[why]
     assert before in JOB
     (tmp_path / "job.py").write_text(JOB.replace(before, after))
+    with pytest.raises(JobError, match=says) as refused:
+        user_case(
+            str(tmp_path / "job.py"), tmp_path / "run" / "job", seed=1, recorded=None,
+            drivers=drivers,
+        )  # fmt: skip
+    assert refused.value.hint
+
+
+@pytest.mark.timeout(300)
+def test_a_refusal_is_told_as_any_error_is(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB.replace("workload=line", "workload=None"))
     code, verdict, events = verify("job.py", cwd=tmp_path)
     assert (code, verdict) == (2, {})
-    assert says in events[-1]["message"]
+    assert "names no workload" in events[-1]["message"]
     assert events[-1]["hint"]
 
 

@@ -19,7 +19,7 @@ from onceflow.errors import JobError, SetupError
 from onceflow.harness.builtin_catalog import Expected
 from onceflow.harness.case_runner import Case, CaseRunner
 from onceflow.harness.checker import differences
-from onceflow.harness.drivers import Driver
+from onceflow.harness.drivers import Drivers
 from onceflow.harness.target_reader import read
 from onceflow.harness.targets import Target
 from onceflow.jobs.job import Workload, load
@@ -95,7 +95,9 @@ class Recorded:
 # ---------------------------------------------------------------- what the job is
 
 
-def user_case(spec: str, folder: Path, *, seed: int, recorded: str | None, driver: Driver) -> Case:
+def user_case(
+    spec: str, folder: Path, *, seed: int, recorded: str | None, drivers: Drivers
+) -> Case:
     """The case of `JOB.py[:name]`. Refuses a job that can't be verified, and says why."""
     path, _, name = spec.partition(":")
     spec = f"{Path(path).absolute()}:{name}" if name else str(Path(path).absolute())
@@ -117,7 +119,7 @@ def user_case(spec: str, folder: Path, *, seed: int, recorded: str | None, drive
             name: spark_json(rows_of(made, seed, range(_SAMPLE), None).schema)
             for name, made in workloads.items()
         }
-    said = _ask(driver, spec, folder, schemas)
+    said = _ask(drivers, spec, folder, schemas)
     found = {name: _log_of(name, source, folder) for name, source in said["sources"].items()}
     targets = [_target(output, folder) for output in said["outputs"]]
     _refuse_strangers(job.name, found, workloads, log)
@@ -136,14 +138,18 @@ def user_case(spec: str, folder: Path, *, seed: int, recorded: str | None, drive
     )  # fmt: skip
 
 
-def _ask(driver: Driver, spec: str, folder: Path, schemas: dict[str, str]) -> dict[str, Any]:
+def _ask(drivers: Drivers, spec: str, folder: Path, schemas: dict[str, str]) -> dict[str, Any]:
+    """What the job reads and writes, as a driver finds out."""
     probe = folder.with_name(f"{folder.name}-declared")
     probe.mkdir(parents=True)
+    driver = drivers.take()
+    drivers.wait_until_ready(driver)
     driver.order(do="declare", job=spec, folder=str(probe), schemas=schemas)
     deadline = time.monotonic() + _DECLARED_WITHIN
     while time.monotonic() < deadline and driver.exit_code is None:
         for event in driver.events():
             if event["event"] == "declared":
+                drivers.give_back(driver)
                 if "error" in event:
                     raise JobError(event["error"]["message"], hint=event["error"]["hint"])
                 here, there = str(probe), str(folder)

@@ -206,13 +206,10 @@ class Verification:
     def _own(self, spec: str, drivers: Drivers) -> PlannedCase:
         from onceflow.harness.user_job import undisturbed_result, user_case
 
-        driver = drivers.take()
-        drivers.wait_until_ready(driver)
         case = user_case(
             spec, self.settings.folder / "job", seed=self.settings.seed,
-            recorded=self.settings.recorded, driver=driver,
+            recorded=self.settings.recorded, drivers=drivers,
         )  # fmt: skip
-        drivers.give_back(driver)
         says = "two undisturbed runs over the same input, for the truth"
         return PlannedCase(case, undisturbed_result, says=says)
 
