@@ -185,7 +185,7 @@ def test_answers_have_the_shapes_of_the_document(app: Starlette) -> None:
     check_fits(ask(app, "/api/jobs/nobody").json, told["components"]["schemas"]["Error"], "error")
     kept = ask(app, "/api/jobs/shop/savepoints").json["savepoints"]
     assert [one["name"] for one in kept] == ["monday"]
-    check_fits(kept[0], told["components"]["schemas"]["Savepoint"], "savepoint")
+    check_fits(kept[0], told["components"]["schemas"]["SavepointSummary"], "savepoint")
 
 
 TYPES = {

@@ -17,6 +17,7 @@ from onceflow.protocol.home import JobFolder, chosen
 from onceflow.service.units import number
 from onceflow.snapshots.epochs import describe_epoch
 from onceflow.snapshots.lineages import find_lineage
+from onceflow.snapshots.shapes import Epoch
 from onceflow.spark.session import get_session
 
 _LONGEST = 100
@@ -73,13 +74,14 @@ def show_(
     )
     if rerun is not None:
         again = _rerun(folder, rerun, found, as_json=as_json)
-        found = [{**told, "rerun": again[told["query"]]} for told in found]
+        for told in found:
+            told["rerun"] = again[told["query"]]
     show(found, as_json=as_json, text=lambda told: "\n\n".join(map(_text, told)))
     sys.exit(0 if all(told.get("rerun", _SAME)["same"] for told in found) else 9)
 
 
 def _rerun(
-    folder: JobFolder, spec: str, found: list[dict[str, Any]], *, as_json: bool
+    folder: JobFolder, spec: str, found: list[Epoch], *, as_json: bool
 ) -> dict[str, dict[str, Any]]:
     from onceflow.jobs.rerun import rerun
     from onceflow.service.driver import find_by_workers, keep_libraries_quiet, send_to_workers

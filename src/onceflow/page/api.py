@@ -35,20 +35,22 @@ from onceflow.page.openapi import Operation, document
 from onceflow.page.shapes import (
     Board,
     BoardSummary,
-    Epoch,
     Job,
     JobSummary,
-    Json,
-    Ledger,
-    Lineage,
     Plan,
     Run,
     RunSummary,
-    Savepoint,
-    Savepoints,
-    State,
 )
 from onceflow.page.sse import LiveViews, Stream
+from onceflow.service.ledger_view import LedgerRow
+from onceflow.snapshots.shapes import (
+    Epoch,
+    Json,
+    Lineage,
+    Savepoints,
+    SavepointSummary,
+    State,
+)
 
 T = TypeVar("T")
 
@@ -92,7 +94,7 @@ class Api:
         """Its state: as onceflow state list"""
         return await self._reader.state(_name(request, "job"))
 
-    async def ledgers(self, request: Request) -> list[Ledger]:
+    async def ledgers(self, request: Request) -> list[LedgerRow]:
         """What each target itself says is published: as onceflow ledger"""
         return await self._reader.ledgers(_name(request, "job"))
 
@@ -155,7 +157,7 @@ class Api:
 
     # ------------------------------------------------------------ acting
 
-    async def make_savepoint(self, request: Request) -> Savepoint:
+    async def make_savepoint(self, request: Request) -> SavepointSummary:
         """Create a savepoint: as onceflow savepoint create"""
         actions = cast(Actions, self._actions)
         async with actions.noting(request, "savepoint"):
@@ -170,7 +172,7 @@ class Api:
         request_ = await asyncio.shield(await actions.take(job, name, requester(request)))
         if request_.error is not None:
             raise request_.error
-        return cast(Savepoint, request_.made)
+        return cast(SavepointSummary, request_.made)
 
     @staticmethod
     async def _refuse(actions: Actions, request: Request) -> Refused | None:

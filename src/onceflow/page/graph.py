@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from onceflow.page.files import Row
-from onceflow.page.shapes import Lineage, Link
+from onceflow.page.shapes import Link
+from onceflow.snapshots.shapes import Lineage
 
 Place = tuple[str, str]  # kind, path or topic
 

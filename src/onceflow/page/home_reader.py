@@ -31,22 +31,19 @@ from onceflow.page.ledger_lookup import DeadlineThreads
 from onceflow.page.shapes import (
     Board,
     BoardSummary,
-    Epoch,
     Job,
     JobSummary,
-    Ledger,
-    Lineage,
     Run,
     RunSummary,
-    Savepoints,
-    State,
 )
 from onceflow.page.verify_runs import verify_run, verify_runs
 from onceflow.protocol.epoch_log import EpochLog
 from onceflow.protocol.home import JobFolder, Query, chosen
+from onceflow.service.ledger_view import LedgerRow
 from onceflow.snapshots.epochs import describe_epoch
 from onceflow.snapshots.lineages import describe_lineages as _lineages
 from onceflow.snapshots.listings import describe_states, list_savepoints
+from onceflow.snapshots.shapes import Epoch, Lineage, Savepoints, State
 from onceflow.store.names import check_name
 
 T = TypeVar("T")
@@ -110,7 +107,7 @@ class HomeReader:
     async def state(self, job: str) -> list[State]:
         return await self._kept(("state", job), 3.0, partial(state, self.home, job))
 
-    async def ledgers(self, job: str) -> list[Ledger]:
+    async def ledgers(self, job: str) -> list[LedgerRow]:
         """Asks the targets, which may be servers."""
         return await self._kept(
             ("ledgers", job), 2.0, partial(ledgers, self.home, job), by="ledgers"
@@ -223,7 +220,7 @@ class _Answer:
 
 def epoch(home: Home, job: str, number: int) -> list[Epoch]:
     """As `onceflow epoch show --json`."""
-    return cast(list[Epoch], describe_epoch(_folder(home, job), number))
+    return describe_epoch(_folder(home, job), number)
 
 
 def state(home: Home, job: str) -> list[State]:
@@ -232,7 +229,7 @@ def state(home: Home, job: str) -> list[State]:
     found: list[State] = []
     for query in folder.queries():
         try:
-            found += cast(list[State], describe_states(folder, query=query.name))
+            found += describe_states(folder, query=query.name)
         except (OnceflowError, OSError) as error:
             found.append({
                 "query": query.name, "lineage": query.lineage, "epoch": None, "decided": None,
@@ -242,7 +239,7 @@ def state(home: Home, job: str) -> list[State]:
     return found
 
 
-def ledgers(home: Home, job: str, *, deadline: float = _LEDGERS_WITHIN) -> list[Ledger]:
+def ledgers(home: Home, job: str, *, deadline: float = _LEDGERS_WITHIN) -> list[LedgerRow]:
     """As `onceflow ledger --json`, but a target that does not answer keeps nobody waiting."""
     return ledger_lookup.ledgers(_folder(home, job), deadline)
 
@@ -259,12 +256,12 @@ def lineages(home: Home, job: str, logs: Logs | None = None) -> list[Lineage]:
         kept[query.folder] = log
         return log
 
-    return cast(list[Lineage], _lineages(_folder(home, job), read))
+    return _lineages(_folder(home, job), read)
 
 
 def savepoints(home: Home, job: str) -> Savepoints:
     """As `onceflow savepoint list --json`."""
-    return cast(Savepoints, list_savepoints(_folder(home, job)))
+    return list_savepoints(_folder(home, job))
 
 
 def _folder(home: Home, job: str) -> JobFolder:

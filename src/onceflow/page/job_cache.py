@@ -21,7 +21,6 @@ from onceflow.page.shapes import (
     JobFacts,
     JobState,
     JobSummary,
-    KeyedFacts,
     Mark,
     OutputFacts,
     Query,
@@ -32,6 +31,7 @@ from onceflow.protocol.lease import Holder, Lease
 from onceflow.service.journal import EVENTS, PROGRESS
 from onceflow.service.units import age
 from onceflow.snapshots.savepoints import Savepoints
+from onceflow.snapshots.shapes import KeyedStep
 from onceflow.store.names import NAME, check_name
 
 _FRESH = 10.0  # seconds; if its progress is older, a driver has ended or hangs
@@ -371,7 +371,7 @@ def _may_be_job(folder: Path) -> bool:
         return True
 
 
-def _keyed(step: str, stood: Row) -> KeyedFacts:
+def _keyed(step: str, stood: Row) -> KeyedStep:
     watermark = stood["watermark"]
     return {
         "step": step,

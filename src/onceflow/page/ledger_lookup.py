@@ -11,9 +11,8 @@ from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from onceflow.errors import OnceflowError, ServerSilent
-from onceflow.page.shapes import Ledger
 from onceflow.protocol.home import JobFolder, Query
-from onceflow.service.ledger_view import ledger_of
+from onceflow.service.ledger_view import LedgerRow, ledger_of
 
 T = TypeVar("T")
 
@@ -80,11 +79,11 @@ class TargetCall(Generic[T]):
 _threads = DeadlineThreads(8)
 
 
-def ledgers(folder: JobFolder, deadline: float) -> list[Ledger]:
+def ledgers(folder: JobFolder, deadline: float) -> list[LedgerRow]:
     """The ledger of each output of a job. All targets are asked at the same time; one that does
     not answer within `deadline` seconds says so in its row."""
     until = time.monotonic() + deadline
-    waiting: list[Callable[[], Ledger]] = []
+    waiting: list[Callable[[], LedgerRow]] = []
     for query in folder.queries():
         try:
             log = query.epoch_log().read()
@@ -100,20 +99,20 @@ def ledgers(folder: JobFolder, deadline: float) -> list[Ledger]:
 def _ask(
     query: Query, output: str, target: dict[str, Any], decided: int | None, *,
     until: float, deadline: float,
-) -> Callable[[], Ledger]:  # fmt: skip
-    def unknown(says: str) -> Ledger:
+) -> Callable[[], LedgerRow]:  # fmt: skip
+    def unknown(says: str) -> LedgerRow:
         guarantee, kind = target.get("guarantee"), str(target.get("kind"))
         facts = {"output": output, "decided": decided, "guarantee": guarantee, "target": kind}
-        return cast(Ledger, {**_unknown(query, says), **facts})
+        return cast(LedgerRow, {**_unknown(query, says), **facts})
 
     try:
         call = _threads.start(lambda: ledger_of(query, output, target, decided))
     except ServerSilent as error:
         return partial(unknown, error.message)
 
-    def answer() -> Ledger:
+    def answer() -> LedgerRow:
         try:
-            return cast(Ledger, call.result(until, deadline))
+            return call.result(until, deadline)
         except ServerSilent:
             return unknown(f"no answer within {deadline:g} s")
         except Exception as error:  # a client library may raise anything
@@ -122,7 +121,7 @@ def _ask(
     return answer
 
 
-def _unknown(query: Query, says: str) -> Ledger:
+def _unknown(query: Query, says: str) -> LedgerRow:
     return {
         "query": query.name, "output": None, "decided": None, "published": None, "term": None,
         "lineage": None, "guarantee": None, "target": None, "says": says,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from onceflow.errors import JobError, OnceflowError
 from onceflow.page.errors import BadRequest
-from onceflow.page.shapes import Plan, PlannedOutput
+from onceflow.page.shapes import Plan
 from onceflow.protocol.home import JobFolder, chosen
 from onceflow.protocol.lineage import CHOICES
 from onceflow.snapshots.epochs import cuts_at
@@ -41,12 +41,11 @@ def plan(home: Path, job: str, *, restore: str, rollback: str, published: str) -
         raise BadRequest(
             "a plan needs one of restore and rollback", hint="restore=SAVEPOINT, or rollback=EPOCH"
         )
-    outputs = [vars(output) for output in _restore(folder, restore, rollback, published).plan()]
     return {
         "job": job,
         "lineage": None,
         "at_once": False,
-        "outputs": cast(list[PlannedOutput], outputs),
+        "outputs": _restore(folder, restore, rollback, published).plan(),
         "command": _command(home, job, restore, rollback, published),
     }
 

@@ -1,8 +1,8 @@
 """The shapes of the API's answers: the single source of its OpenAPI document.
 
-The code that builds an answer is checked against its shape by mypy, `openapi.py` turns the shapes
-into JSON Schema, and a test compares real answers with that. Answers of the rooms below (epochs,
-state, lineages, savepoints) are those of the commands' `--json`; only that test checks them.
+mypy checks the code that builds an answer against its shape, `openapi.py` turns the shapes into
+JSON Schema, and a test compares real answers with that. Answers that commands print with `--json`
+have the shapes of `snapshots/shapes.py` and `service/ledger_view.py`.
 
 Names end in their unit: `_s`, `_ms`, `_bytes`.
 """
@@ -13,7 +13,9 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from msgspec import Meta
 
-Json = dict[str, Any]
+from onceflow.snapshots.published_rows import OutputPlan
+from onceflow.snapshots.shapes import Json, KeyedStep
+
 # Written by an application or by `onceflow verify`, and passed on as it is.
 FreeForm = Annotated[Json, Meta(description="as the application wrote it")]
 
@@ -103,15 +105,6 @@ class EpochSteps(TypedDict):
     term: int
 
 
-class KeyedFacts(TypedDict):
-    step: str
-    rows: int
-    late: int
-    fired: int
-    groups: int
-    watermark_ms: int | None
-
-
 class Query(TypedDict):
     query: str
     epoch: Annotated[int | None, Meta(description="decided last")]
@@ -131,7 +124,7 @@ class Query(TypedDict):
     outputs: list[OutputFacts]
     percentiles: Percentiles
     steps: list[EpochSteps]
-    keyed: list[KeyedFacts]
+    keyed: list[KeyedStep]
 
 
 class Mark(TypedDict):
@@ -160,172 +153,17 @@ class Job(JobFacts):
     links: list[Link]
 
 
-# ---------------------------------------------------------------- as commands with --json
-
-
-class Decided(TypedDict):
-    term: int
-    nonce: str
-    at: str
-
-
-class EpochInput(TypedDict):
-    source: str
-    start: Any
-    end: Any
-    files: int | None
-
-
-class EpochOutput(TypedDict):
-    output: str
-    rows: int
-    files: int
-    bytes: int
-    mode: str
-    guarantee: str
-    previous: Json | None
-
-
-class EpochState(TypedDict):
-    operator: int
-    kind: str | None
-    partitions: int
-    ids: Any
-
-
-class EpochKeyed(KeyedFacts):
-    manifest: str
-
-
-class Epoch(TypedDict):
-    job: str
-    query: str
-    lineage: str
-    epoch: int
-    decision: Decided
-    input: list[EpochInput]
-    rows_in: int | None
-    rows_out: int
-    outputs: list[EpochOutput]
-    watermark_ms: int | None
-    state: list[EpochState]
-    state_rows: int | None
-    keyed: list[EpochKeyed]
-    ms: Json | None
-    spark_ms: Json | None
-
-
-class State(TypedDict):
-    query: str
-    lineage: str
-    epoch: int | None
-    decided: str | None
-    retained: Annotated[list[int] | None, Meta(description="the first and the last epoch")]
-    stores: list[Json]
-    keyed: list[Json]
-    error: NotRequired[str]
-
-
-class Ledger(TypedDict):
-    query: str
-    output: str | None
-    decided: int | None
-    published: int | None
-    term: int | None
-    lineage: str | None
-    guarantee: str | None
-    target: str | None
-    says: Annotated[
-        str, Meta(description="the comparison in words, or why the target did not answer")
-    ]
-
-
-class LineageSavepoint(TypedDict):
-    name: str
-    at: str
-    epochs: dict[str, int]
-
-
-Lineage = TypedDict(
-    "Lineage",
-    {
-        "lineage": str,
-        "parent": str | None,
-        "from": Annotated[dict[str, int], Meta(description="query -> the epoch of its cut")],
-        "reason": str,
-        "at": str,
-        "who": str | None,
-        "code": str | None,
-        "spark": str | None,
-        "queries": Annotated[
-            dict[str, dict[str, int] | None], Meta(description="query -> first and last epoch")
-        ],
-        "ended": str | None,
-        "current": bool,
-        "savepoints": list[LineageSavepoint],
-    },
-)
-
-
-class Savepoint(TypedDict):
-    name: str
-    job: str
-    at: str
-    lineage: str
-    epochs: dict[str, int]
-    bytes: int
-    files: int
-    spark: str | None
-    code: str | None
-    onceflow: str
-    who: str | None
-    path: str
-
-
-class SavepointError(TypedDict):
-    """A savepoint that cannot be read."""
-
-    name: str
-    error: str
-
-
-class RetainedEpoch(TypedDict):
-    epoch: int
-    at: str
-    rows: int
-
-
-class Retained(TypedDict):
-    query: str
-    count: int
-    first: RetainedEpoch | None
-    last: RetainedEpoch | None
-
-
-class Savepoints(TypedDict):
-    job: str
-    savepoints: Annotated[
-        list[Json], Meta(description="each a Savepoint, or its name and an error")
-    ]
-    retained: list[Retained]
-
-
-class PlannedOutput(TypedDict):
-    query: str
-    output: str
-    target: str
-    cut: int
-    published: int
-    choice: str
-    says: str
+# ---------------------------------------------------------------- plans, savepoints
 
 
 class Plan(TypedDict):
+    """As `onceflow restore --plan --json`. `command`: to run once the job is stopped."""
+
     job: str
     lineage: None
     at_once: bool
-    outputs: list[PlannedOutput]
-    command: Annotated[str, Meta(description="to run once the job is stopped")]
+    outputs: list[OutputPlan]
+    command: str
 
 
 class NewSavepoint(TypedDict, total=False):

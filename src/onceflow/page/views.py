@@ -20,10 +20,11 @@ from onceflow.page.graph import lineage_tree
 from onceflow.page.guard import cookie
 from onceflow.page.home_reader import HomeReader
 from onceflow.page.html import Static, templates
-from onceflow.page.shapes import BoardSummary, Retained
+from onceflow.page.shapes import BoardSummary
 from onceflow.page.sse import Fragments, LiveViews, Stream
 from onceflow.page.verify_runs import faults, run_view, violations
 from onceflow.protocol.home import now
+from onceflow.snapshots.shapes import RetainedEpochs
 from onceflow.store.names import NAME, check_name
 from onceflow.store.version import __version__
 
@@ -190,7 +191,7 @@ class Views:
         }
         tree: list[Row] = []
         savepoints: list[Row] = []
-        retained: list[Retained] = []
+        retained: list[RetainedEpochs] = []
         problem = None
         try:
             tree = lineage_tree(await self._reader.lineages(name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 from onceflow.contract.ledger import Guarantee
 from onceflow.contract.registry import open_target
@@ -10,8 +10,22 @@ from onceflow.errors import OnceflowError
 from onceflow.protocol.home import JobFolder, Query
 
 
-def ledger(folder: JobFolder) -> list[dict[str, Any]]:
-    found = []
+class LedgerRow(TypedDict):
+    """The ledger of one output. `says`: the comparison in words, or why the target was not read."""
+
+    query: str
+    output: str | None
+    decided: int | None
+    published: int | None
+    term: int | None
+    lineage: str | None
+    guarantee: str | None
+    target: str | None
+    says: str
+
+
+def ledger(folder: JobFolder) -> list[LedgerRow]:
+    found: list[LedgerRow] = []
     for query in folder.queries():
         log = query.epoch_log().read()
         decided = log.last.epoch if log.last else None
@@ -20,10 +34,8 @@ def ledger(folder: JobFolder) -> list[dict[str, Any]]:
     return found
 
 
-def ledger_of(
-    query: Query, output: str, target: dict[str, Any], decided: int | None
-) -> dict[str, Any]:
-    row: dict[str, Any] = {
+def ledger_of(query: Query, output: str, target: dict[str, Any], decided: int | None) -> LedgerRow:
+    row: LedgerRow = {
         "query": query.name, "output": output, "decided": decided, "published": None,
         "term": None, "lineage": None, "guarantee": target.get("guarantee"),
         "target": str(target.get("kind")), "says": "",
@@ -34,9 +46,9 @@ def ledger_of(
     except OnceflowError as error:
         row["says"] = error.message
         return row
-    row.update(target=str(sink), term=said.term)
+    row["target"], row["term"] = str(sink), said.term
     if said.position is not None:
-        row.update(lineage=said.position.lineage, published=said.position.epoch)
+        row["lineage"], row["published"] = said.position.lineage, said.position.epoch
     exact = row["guarantee"] == Guarantee.EXACTLY_ONCE
     row["says"] = _compare(decided, row["published"]) if exact else "keeps no ledger, by choice"
     return row

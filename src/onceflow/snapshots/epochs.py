@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from onceflow.errors import JobError
 from onceflow.protocol.epoch_log import Decision
@@ -15,6 +14,7 @@ from onceflow.protocol.lineage import Origin
 from onceflow.protocol.step_times import read_times
 from onceflow.snapshots.checkpoint_view import ReadCheckpoint
 from onceflow.snapshots.cut import Cut, cut_of
+from onceflow.snapshots.shapes import Epoch, EpochInput
 from onceflow.spark.state_schema import state_stores
 
 # ---------------------------------------------------------------- finding an epoch
@@ -157,7 +157,7 @@ def _time(text: str) -> datetime:
 
 def describe_epoch(
     folder: JobFolder, epoch: int, *, query: str | None = None, lineage: str | None = None
-) -> list[dict[str, Any]]:
+) -> list[Epoch]:
     """What is known of an epoch, of each query that has it."""
     found, missing = [], []
     for one in chosen_queries(folder, query, lineage):
@@ -172,7 +172,7 @@ def describe_epoch(
     return found
 
 
-def _about(query: Query, decision: Decision) -> dict[str, Any]:
+def _about(query: Query, decision: Decision) -> Epoch:
     kept = read_times(query.folder / "onceflow").get(decision.epoch, {})
     kinds = {store.operator: store.kind for store in state_stores(query.folder)}
     return {
@@ -213,7 +213,7 @@ def _about(query: Query, decision: Decision) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _input(decision: Decision, source: str) -> dict[str, Any]:
+def _input(decision: Decision, source: str) -> EpochInput:
     entries = decision.sources.get(source)
     return {
         "source": source,

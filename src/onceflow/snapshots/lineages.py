@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from onceflow.errors import JobError
 from onceflow.protocol.epoch_log import EpochLog
 from onceflow.protocol.home import JobFolder, Query
 from onceflow.protocol.lineage import Origin
 from onceflow.snapshots.savepoints import Savepoints
+from onceflow.snapshots.shapes import Lineage, LineageFacts, LineageSavepoint
 
 
 def describe_lineages(
     folder: JobFolder, read: Callable[[Query], EpochLog] = lambda query: query.epoch_log().read()
-) -> list[dict[str, Any]]:
+) -> list[Lineage]:
     """All that the job was ever in, from the first to the current one. `read`: who asks again and
     again keeps the logs."""
     known = folder.lineages()
-    savepoints: dict[str, list[dict[str, Any]]] = {}
+    savepoints: dict[str, list[LineageSavepoint]] = {}
     for savepoint in Savepoints(folder).readable():
         body = savepoint.body
         epochs = {query: part["epoch"] for query, part in body["queries"].items()}
-        told = {"name": savepoint.name, "at": body["at"], "epochs": epochs}
+        told: LineageSavepoint = {"name": savepoint.name, "at": body["at"], "epochs": epochs}
         savepoints.setdefault(body["lineage"], []).append(told)
     return [
         {
@@ -34,7 +34,7 @@ def describe_lineages(
     ]
 
 
-def _about(folder: JobFolder, lineage: str, read: Callable[[Query], EpochLog]) -> dict[str, Any]:
+def _about(folder: JobFolder, lineage: str, read: Callable[[Query], EpochLog]) -> LineageFacts:
     facts = folder.about(lineage)
     logs = {query.name: read(query) for query in folder.queries_of(lineage)}
     leader = next((log.leader for log in logs.values() if log.leader), {})

@@ -8,9 +8,11 @@ from typing import Any
 
 from onceflow.protocol.epoch_log import Decision
 from onceflow.protocol.home import JobFolder, Query, chosen
+from onceflow.snapshots import shapes
 from onceflow.snapshots.epochs import restorable_decisions, restorable_range
 from onceflow.snapshots.savepoint import Savepoint
 from onceflow.snapshots.savepoints import Savepoints
+from onceflow.snapshots.shapes import RetainedEpoch, RetainedEpochs, SavepointSummary, State
 from onceflow.snapshots.state_view import states_at
 
 
@@ -23,7 +25,7 @@ def find_savepoint(home: str | os.PathLike[str], job: str, savepoint: str) -> Sa
     return Savepoints(chosen(home, job)[0]).find(savepoint)
 
 
-def savepoint_summary(savepoint: Savepoint) -> dict[str, Any]:
+def savepoint_summary(savepoint: Savepoint) -> SavepointSummary:
     body = savepoint.body
     return {
         "name": savepoint.name, "job": body["job"], "at": body["at"], "lineage": body["lineage"],
@@ -47,11 +49,11 @@ def savepoint_details(savepoint: Savepoint) -> dict[str, Any]:
     return {**savepoint_summary(savepoint), "queries": queries}
 
 
-def list_savepoints(folder: JobFolder, *, each: bool = False) -> dict[str, Any]:
+def list_savepoints(folder: JobFolder, *, each: bool = False) -> shapes.Savepoints:
     """Savepoints of a job in the order of their creation, and its retained epochs: each, or only
     how many and which are the first and the last."""
-    savepoints = [
-        savepoint_summary(found)
+    savepoints: list[dict[str, Any]] = [
+        {**savepoint_summary(found)}
         if isinstance(found, Savepoint)
         else {"name": name, "error": found.message}
         for name, found in Savepoints(folder).all()
@@ -60,22 +62,25 @@ def list_savepoints(folder: JobFolder, *, each: bool = False) -> dict[str, Any]:
     return {"job": folder.name, "savepoints": savepoints, "retained": retained}
 
 
-def _epochs(query: Query, each: bool) -> dict[str, Any]:
+def _epochs(query: Query, each: bool) -> RetainedEpochs:
     """Which epochs a query can go back to; reading each of thousands takes its time."""
     found = restorable_range(query)
-    told: dict[str, Any] = {"query": query.name, "count": 0, "first": None, "last": None}
+    told: RetainedEpochs = {"query": query.name, "count": 0, "first": None, "last": None}
     if found is not None:
-        told.update(count=found.count, first=_epoch(found.first), last=_epoch(found.last))
-    return {**told, "epochs": [_epoch(d) for d in restorable_decisions(query)]} if each else told
+        first, last = _epoch(found.first), _epoch(found.last)
+        told = {"query": query.name, "count": found.count, "first": first, "last": last}
+    if each:
+        told["epochs"] = [_epoch(decision) for decision in restorable_decisions(query)]
+    return told
 
 
-def _epoch(decision: Decision) -> dict[str, Any]:
+def _epoch(decision: Decision) -> RetainedEpoch:
     return {"epoch": decision.epoch, "at": decision.at, "rows": decision.rows}
 
 
 def describe_states(
     folder: JobFolder, *, query: str | None = None, epoch: int | None = None
-) -> list[dict[str, Any]]:
+) -> list[State]:
     """Keyed steps and their key groups, Spark's operators and their stores; of each query that has
     the epoch, or of the last one that each has decided."""
     return [
