@@ -20,8 +20,9 @@ from onceflow.contract.ledger import Committable
 from onceflow.contract.schema import arrow_schema, parse_schema
 from onceflow.contract.staged_files import describe
 from onceflow.errors import BadRows, SetupError
-from onceflow.kafka.client import Cluster, without_secrets
+from onceflow.kafka.client import Cluster
 from onceflow.kafka.ledger import Published, Record, Slots, slot_ledger, transactional_id
+from onceflow.kafka.settings import without_secrets
 from onceflow.kafka.sink_rows import Layout, _most, bytes_of, json_of
 from onceflow.sinks import Kafka
 

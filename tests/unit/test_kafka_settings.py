@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from onceflow.errors import JobError, OnceflowError, OutOfRange, ServerSilent, SetupError
-from onceflow.kafka.errors import explain_kafka
+from onceflow.kafka.errors import explain_connector
 from onceflow.kafka.settings import for_driver, for_spark
 from onceflow.sources import Kafka
 
@@ -55,7 +55,7 @@ def test_a_secret_may_stay_in_the_environment(monkeypatch: pytest.MonkeyPatch) -
     assert for_spark(settings) == for_spark(BY_NAME)
     assert for_driver(settings) == BY_NAME
     monkeypatch.delenv("SHOP_PASSWORD")
-    with pytest.raises(JobError, match="env:SHOP_PASSWORD is not set"):
+    with pytest.raises(SetupError, match="env:SHOP_PASSWORD, and SHOP_PASSWORD is not set"):
         for_spark(settings)
 
 
@@ -183,12 +183,12 @@ def test_the_client_of_the_driver_takes_all_that_it_is_given(names: str) -> None
 def test_what_the_connector_raises_is_told_by_our_names(
     text: str, kind: type[OnceflowError], says: str
 ) -> None:
-    told = explain_kafka(f"Job aborted due to stage failure: {text}")
+    told = explain_connector(f"Job aborted due to stage failure: {text}")
     assert type(told) is kind
     assert says in told.message
     assert told.hint
 
 
 def test_what_others_raise_is_not_about_kafka() -> None:
-    assert explain_kafka("java.lang.NoClassDefFoundError: org/apache/hadoop/X") is None
-    assert explain_kafka("java.util.concurrent.TimeoutException: Futures timed out") is None
+    assert explain_connector("java.lang.NoClassDefFoundError: org/apache/hadoop/X") is None
+    assert explain_connector("java.util.concurrent.TimeoutException: Futures timed out") is None

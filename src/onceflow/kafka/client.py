@@ -1,43 +1,27 @@
-"""Kafka's clients as the sink wants them: their settings, topics, and errors in plain words."""
+"""The one client of Kafka: connections, what a broker says of topics and offsets, and deadlines.
+
+An admin client of librdkafka whose request has timed out can end the whole process when the answer
+comes after all (an assertion; librdkafka 2.16). So an admin client lives for one request, and is
+asked only when a consumer has just got an answer from the broker.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from onceflow.contract.extras import require
-from onceflow.errors import (
-    JobError,
-    OnceflowError,
-    PublishFailed,
-    SetupError,
-    TargetAway,
-    TargetError,
-)
+from onceflow.errors import JobError, OnceflowError
+from onceflow.kafka.errors import explain_client
+from onceflow.kafka.settings import from_environment
 
 _logger = logging.getLogger(__name__)
 
-# What a guarantee rests on is not for settings to change.
-_OURS = {
-    "bootstrap.servers", "transactional.id", "enable.idempotence", "acks", "isolation.level",
-    "transaction.timeout.ms", "group.id", "enable.auto.commit", "enable.partition.eof",
-    "partitioner", "delivery.report.only.error", "message.max.bytes", "logger", "error_cb",
-    "max.in.flight.requests.per.connection", "allow.auto.create.topics",
-}  # fmt: skip
-_SECRET = re.compile(r"password|secret|token|jaas|\.pem$|oauthbearer\.config|sasl\.oauthbearer")
-_ENV = "env:"
-# Brokers that do not answer, or are too few for now.
-_AWAY = (
-    "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "_TIMED_OUT", "_MSG_TIMED_OUT",
-    "REQUEST_TIMED_OUT", "NETWORK_EXCEPTION", "BROKER_NOT_AVAILABLE", "LEADER_NOT_AVAILABLE",
-    "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS", "NOT_ENOUGH_REPLICAS",
-    "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
-)  # fmt: skip
 _SLACK = 10.0  # seconds after its own timeout at which a client that says nothing is given up
 _PRODUCER = {
     "enable.idempotence": True,
@@ -51,24 +35,8 @@ _PRODUCER = {
     "allow.auto.create.topics": False,
 }
 
-
-def check_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    wrong = sorted(_OURS & set(settings))
-    if wrong:
-        raise JobError(
-            f"settings of a Kafka sink cannot change {', '.join(wrong)}",
-            hint="leave it out: servers=, timeout= and transaction_timeout= are what can be chosen",
-        )
-    return dict(settings)
-
-
-def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What may be written down. A value like `env:NAME` names a secret and is none."""
-    return {
-        name: value
-        for name, value in settings.items()
-        if not _SECRET.search(name) or str(value).startswith(_ENV)
-    }
+Place = tuple[str, int]  # topic, partition
+Offsets = dict[Place, int]
 
 
 def confluent() -> Any:
@@ -81,7 +49,7 @@ def confluent() -> Any:
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic as the broker describes it."""
+    """A topic as the broker describes it; `id` tells it from a later one of the same name."""
 
     name: str
     id: str
@@ -91,19 +59,19 @@ class Topic:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where the topic is, and how to speak to the brokers. Goes to executors as it is."""
+    """Brokers, and how to speak to them. Goes to executors as it is."""
 
     servers: str
-    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    timeout: float = 60.0
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of librdkafka
+    timeout: float = 60.0  # seconds for one request
+    reads: bool = False  # for a source? Then errors are those of a source
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Cluster, (self.servers, self.settings, self.timeout))  # clients stay here
+    # -------------------------------------------------------------- clients
 
     def client(self, **settings: Any) -> dict[str, Any]:
-        resolved = {name: _resolve(name, value) for name, value in self.settings.items()}
+        given = {name: from_environment(name, value) for name, value in self.settings.items()}
         ours = {"bootstrap.servers": self.servers, "logger": _logger, "error_cb": _heard}
-        return {**resolved, **ours, **settings}
+        return {**given, **ours, **settings}
 
     def producer(self, **settings: Any) -> Any:
         return self._make("Producer", {**_PRODUCER, **self.client(**settings)})
@@ -126,11 +94,10 @@ class Cluster:
 
     def consumer(self, **settings: Any) -> Any:
         own = {"group.id": "onceflow", "enable.auto.commit": False, "enable.partition.eof": True}
-        return self._make("Consumer", self.client(**own, **settings))
+        return self._make("Consumer", self.client(**{**own, **settings}))
 
     def admin(self) -> Any:
-        """For one request. librdkafka ends the process if an answer comes after its time was up,
-        so nobody keeps one that could still hear it."""
+        """For one request: see the module."""
         return self._make("admin.AdminClient", self.client())
 
     def _make(self, kind: str, settings: dict[str, Any]) -> Any:
@@ -141,14 +108,53 @@ class Cluster:
         except kafka.KafkaException as error:
             raise JobError(
                 f"settings of Kafka at {self.servers} are wrong: {error.args[0].str()}",
-                hint="they are those of librdkafka, for instance sasl.mechanism",
-            ) from error
+                hint="they are those of librdkafka, for instance sasl.mechanism; see the sections "
+                "on settings in docs/kafka.md",
+            ) from None
+
+    def explain(
+        self, error: Any, doing: str, *, topic: str = "", id: str = "", heard: str = ""
+    ) -> OnceflowError:
+        """Which error a KafkaError is for us, with the fix."""
+        return explain_client(
+            error, doing, servers=self.servers, reads=self.reads, topic=topic, id=id, heard=heard
+        )
+
+    @contextlib.contextmanager
+    def _asking(self, doing: str, *, topic: str = "", **settings: Any) -> Iterator[Any]:
+        """A consumer for one question. Errors are translated, with what was heard meanwhile."""
+        kafka, heard = confluent(), [""]
+        consumer = self.consumer(error_cb=lambda error: heard.append(error.str()), **settings)
+        try:
+            yield consumer
+        except kafka.KafkaException as error:
+            with contextlib.suppress(kafka.KafkaException):
+                consumer.poll(0)  # hears what was said of connections
+            raise self.explain(error.args[0], doing, topic=topic, heard=heard[-1]) from None
+        finally:
+            consumer.close()  # at once: it may not be called back when it is half gone
 
     # -------------------------------------------------------------- topics
 
     def topics(self, names: Iterable[str]) -> dict[str, Topic | None]:
         """What the broker says of each; None for one that is not there. Never creates any."""
-        kafka, names = confluent(), list(names)
+        names = list(names)
+        doing = f"look at topic {', '.join(names)}"
+        with self._asking(doing, topic=names[0] if names else "") as consumer:
+            consumer.list_topics(*names[:1], timeout=self.timeout)
+        return self._described(names)
+
+    def matching(self, pattern: re.Pattern[str]) -> dict[str, Topic]:
+        """The topics whose whole names match."""
+        with self._asking("list topics") as consumer:
+            listed = consumer.list_topics(timeout=self.timeout).topics
+        names = sorted(name for name in listed if pattern.fullmatch(name))
+        return {name: topic for name, topic in self._described(names).items() if topic is not None}
+
+    def _described(self, names: list[str]) -> dict[str, Topic | None]:
+        kafka = confluent()
+        if not names:
+            return {}
         admin = self.admin()
         asked = admin.describe_topics(kafka.TopicCollection(names), request_timeout=self.timeout)
         return {name: self._topic(name, asked[name]) for name in names}
@@ -160,7 +166,9 @@ class Cluster:
         except kafka.KafkaException as error:
             if error.args[0].code() == kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return None
-            raise self.explain(error.args[0], f"look at topic {name}", topic=name) from error
+            raise self.explain(error.args[0], f"look at topic {name}", topic=name) from None
+        if said.is_internal:
+            return None
         replication = min(len(partition.replicas) for partition in said.partitions)
         return Topic(name, str(said.topic_id), len(said.partitions), replication)
 
@@ -201,6 +209,8 @@ class Cluster:
                 return None
             raise self.explain(error.args[0], f"look at topic {topic}", topic=topic) from error
 
+    # -------------------------------------------------------------- offsets
+
     def ends(self, topic: str, partitions: Iterable[int], *, stable: bool) -> dict[int, int]:
         """Where each partition ends: behind its last record, or (`stable`) before the first one
         of a transaction that is still open."""
@@ -229,55 +239,29 @@ class Cluster:
                     raise self.explain(error.args[0], f"read {topic}", topic=topic) from error
             time.sleep(0.05)
 
-    # -------------------------------------------------------------- errors
+    def ranges(self, places: Iterable[Place], isolation: str) -> dict[Place, tuple[int, int]]:
+        """The earliest offset, and the one behind the last row that a reader may see."""
+        ask = confluent().TopicPartition
+        with self._asking("read offsets", **{"isolation.level": isolation}) as consumer:
+            return {
+                place: consumer.get_watermark_offsets(ask(*place), timeout=self.timeout)
+                for place in places
+            }
 
-    def explain(self, error: Any, doing: str, *, topic: str = "", id: str = "") -> OnceflowError:
-        """Which error it is for us, with the fix; `error` is a KafkaError."""
-        code, at = error.code(), f"Kafka at {self.servers}: cannot {doing}: {error.str()}"
-        known = type(error)
-        rights = {
-            known.TOPIC_AUTHORIZATION_FAILED: "--operation Describe --operation Read --operation "
-            "Write --operation Create --operation Alter --operation DescribeConfigs "
-            f"--topic {topic}",
-            known.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "--operation Describe --operation Write "
-            f"--transactional-id {id or 'onceflow-'} --resource-pattern-type prefixed",
-            known.CLUSTER_AUTHORIZATION_FAILED: "--operation IdempotentWrite --operation Create "
-            "--cluster",
-        }
-        if code in rights:
-            hint = f"kafka-acls --add --allow-principal User:NAME {rights[code]}"
-            return TargetError(at, hint=hint)
-        if code in (known._AUTHENTICATION, known.SASL_AUTHENTICATION_FAILED):
-            return TargetError(at, hint="look at sasl.mechanism, sasl.username, sasl.password")
-        if code == known.INVALID_TRANSACTION_TIMEOUT:
-            return TargetError(
-                at,
-                hint="transaction_timeout= of the sink must not be above transaction.max.timeout.ms"
-                " of the broker: lower the one or raise the other",
-            )
-        if code in (known.UNKNOWN_TOPIC_OR_PART, known._UNKNOWN_TOPIC, known._UNKNOWN_PARTITION):
-            return TargetError(at, hint="create the topic, or look at its name")
-        if code in (known.MSG_SIZE_TOO_LARGE, known.RECORD_LIST_TOO_LARGE):
-            return TargetError(at, hint=f"raise max.message.bytes of topic {topic} again")
-        if code in (known.INVALID_REPLICATION_FACTOR, known.POLICY_VIOLATION):
-            return TargetError(at, hint="create the topic yourself, as your cluster wants it")
-        kind = TargetAway if code in [getattr(known, name) for name in _AWAY] else PublishFailed
-        return kind(at, hint="see that the brokers can be reached; it is tried again")
+    def offsets_at(self, places: Iterable[Place], milliseconds: int, isolation: str) -> Offsets:
+        """Of the first row with that time or a later one; behind the last if there is none."""
+        ask = confluent().TopicPartition
+        ends = self.ranges(places, isolation)  # first: a row that comes meanwhile is not left out
+        if not ends:
+            return {}
+        wanted = [ask(*place, milliseconds) for place in ends]
+        with self._asking("read the offsets of a time") as consumer:
+            found = consumer.offsets_for_times(wanted, timeout=self.timeout)
+        offsets = {(where.topic, where.partition): where.offset for where in found}
+        return {p: offset if offset >= 0 else ends[p][1] for p, offset in offsets.items()}
 
 
 def _heard(error: Any) -> None:
     """The call that meets an error raises it. Without this the client would raise a fatal one out
-    of whatever call comes next, also out of one that says that it went well: a SystemError."""
+    of whatever call comes next, even out of one that says that it went well: a SystemError."""
     _logger.debug("Kafka's client: %s", error)
-
-
-def _resolve(name: str, value: Any) -> Any:
-    if not (isinstance(value, str) and value.startswith(_ENV)):
-        return value
-    found = os.environ.get(value.removeprefix(_ENV))
-    if found is None:
-        raise SetupError(
-            f"setting {name} of a Kafka sink is in ${value.removeprefix(_ENV)}, which is not set",
-            hint=f"export {value.removeprefix(_ENV)}=…",
-        )
-    return found

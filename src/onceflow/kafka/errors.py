@@ -1,10 +1,34 @@
-"""What Spark's Kafka connector raises, by our names."""
+"""Errors of Kafka by our names: of the client (`explain_client`), of Spark's connector
+(`explain_connector`)."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
-from onceflow.errors import JobError, OnceflowError, OutOfRange, ServerSilent, SetupError
+from onceflow.errors import (
+    JobError,
+    OnceflowError,
+    OutOfRange,
+    PublishFailed,
+    ServerSilent,
+    SetupError,
+    TargetAway,
+    TargetError,
+)
+
+# Brokers that do not answer, or are too few for now.
+_AWAY = (
+    "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "_TIMED_OUT", "_MSG_TIMED_OUT",
+    "REQUEST_TIMED_OUT", "NETWORK_EXCEPTION", "BROKER_NOT_AVAILABLE", "LEADER_NOT_AVAILABLE",
+    "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS", "NOT_ENOUGH_REPLICAS",
+    "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
+)  # fmt: skip
+_READ_RIGHTS = (
+    "give this user the rights Describe and Read on it (kafka-acls --add --allow-principal "
+    "User:… --operation Describe --operation Read --topic …)"
+)
+_USER = "correct sasl.username, sasl.password and security.protocol in settings="
 
 _JARS = (
     'export ONCEFLOW_JARS="$(python -m onceflow.spark.jars connector)", or give the session '
@@ -23,7 +47,69 @@ _LINKAGE = r"java\.lang\.(?:NoClassDefFoundError|NoSuchMethodError|ClassNotFound
            r"AbstractMethodError|IncompatibleClassChangeError|NoSuchFieldError)"  # fmt: skip
 
 
-def explain_kafka(text: str) -> OnceflowError | None:
+def explain_client(
+    error: Any, doing: str, *, servers: str, reads: bool, topic: str, id: str, heard: str
+) -> OnceflowError:
+    """Which error it is for us, with the fix; `error` is a KafkaError.
+
+    `reads`: a source asked, not a sink. `heard`: what the client last said of its connections,
+    which tells more than that a request timed out.
+    """
+    said = heard or error.str()
+    if "AUTHENTICATION" in error.name() or "authentication" in said.lower():
+        kind = JobError if reads else TargetError
+        return kind(f"Kafka at {servers} does not accept this user: {said}", hint=_USER)
+    if reads:
+        return _reading(error, doing, servers, topic, said)
+    return _writing(error, f"Kafka at {servers}: cannot {doing}: {said}", topic, id)
+
+
+def _reading(error: Any, doing: str, servers: str, topic: str, said: str) -> OnceflowError:
+    if "AUTHORIZATION" in error.name():
+        what = f"topic {topic}" if topic else "its topics"
+        return JobError(f"{servers} denies access to {what} ({error.name()})", hint=_READ_RIGHTS)
+    return ServerSilent(
+        f"no answer from Kafka at {servers}, cannot {doing}: {said}",
+        hint="start the broker, or correct servers= and the network; the job then continues",
+    )
+
+
+def _writing(error: Any, message: str, topic: str, id: str) -> OnceflowError:
+    code, known = error.code(), type(error)
+    rights = {
+        known.TOPIC_AUTHORIZATION_FAILED: "--operation Describe --operation Read --operation "
+        f"Write --operation Create --operation Alter --operation DescribeConfigs --topic {topic}",
+        known.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "--operation Describe --operation Write "
+        f"--transactional-id {id or 'onceflow-'} --resource-pattern-type prefixed",
+        known.CLUSTER_AUTHORIZATION_FAILED: "--operation IdempotentWrite --operation Create "
+        "--cluster",
+    }
+    if code in rights:
+        hint = f"kafka-acls --add --allow-principal User:NAME {rights[code]}"
+        return TargetError(message, hint=hint)
+    hints = {
+        known.INVALID_TRANSACTION_TIMEOUT: "transaction_timeout= of the sink must not be above "
+        "transaction.max.timeout.ms of the broker: lower the one or raise the other",
+        known.MSG_SIZE_TOO_LARGE: f"raise max.message.bytes of topic {topic} again",
+        known.INVALID_REPLICATION_FACTOR: "create the topic yourself, as your cluster wants it",
+        known.UNKNOWN_TOPIC_OR_PART: "create the topic, or correct its name",
+    }
+    same = {
+        known._UNKNOWN_TOPIC: known.UNKNOWN_TOPIC_OR_PART,
+        known._UNKNOWN_PARTITION: known.UNKNOWN_TOPIC_OR_PART,
+        known.RECORD_LIST_TOO_LARGE: known.MSG_SIZE_TOO_LARGE,
+        known.POLICY_VIOLATION: known.INVALID_REPLICATION_FACTOR,
+    }
+    if hint := hints.get(same.get(code, code), ""):
+        return TargetError(message, hint=hint)
+    kind = TargetAway if code in [getattr(known, name) for name in _AWAY] else PublishFailed
+    return kind(message, hint="see that the brokers can be reached; it is tried again")
+
+
+# ---------------------------------------------------------------- Spark's connector
+
+
+def explain_connector(text: str) -> OnceflowError | None:
     """What an error of Spark says about Kafka; None if it is about something else."""
     return _connector(text) or _lost(text) or _denied(text) or _silent(text)
 
@@ -95,13 +181,12 @@ def _denied(text: str) -> JobError | None:
     if found:
         return JobError(
             f"Kafka denies access: {found[1] or found[2]}",
-            hint="give this user the rights Describe and Read on the topic (kafka-acls --add "
-            "--allow-principal User:… --operation Describe --operation Read --topic …)",
+            hint=_READ_RIGHTS,
         )
     if found := re.search(r"SaslAuthenticationException: ([^\n]*)", text):
         return JobError(
             f"Kafka does not accept this user: {found[1]}",
-            hint="mend sasl.username, sasl.password and security.protocol in settings=",
+            hint=_USER,
         )
     return None
 
@@ -112,6 +197,6 @@ def _silent(text: str) -> ServerSilent | None:
             line = next(line.strip() for line in text.splitlines() if sign in line)
             return ServerSilent(
                 f"Kafka does not answer: {line[line.index(sign) :][:300]}",
-                hint="start the broker, or mend the network; the job then goes on where it stood",
+                hint="start the broker, or repair the network; the job then continues",
             )
     return None

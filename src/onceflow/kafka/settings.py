@@ -8,20 +8,31 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from onceflow.errors import JobError
+from onceflow.errors import JobError, SetupError
 
-_MODULES = {
-    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
-    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
-    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
-}
-_OURS = {
+_ENV = "env:"
+_SECRET = re.compile(r"password|secret|token|jaas|\.pem$|oauthbearer\.config|sasl\.oauthbearer")
+# What the guarantee of a sink rests on is not for settings to change.
+_OF_THE_SINK = {
+    "bootstrap.servers", "transactional.id", "enable.idempotence", "acks", "isolation.level",
+    "transaction.timeout.ms", "group.id", "enable.auto.commit", "enable.partition.eof",
+    "partitioner", "delivery.report.only.error", "message.max.bytes", "logger", "error_cb",
+    "max.in.flight.requests.per.connection", "allow.auto.create.topics",
+}  # fmt: skip
+# What a source has an argument for.
+_OF_THE_SOURCE = {
     "bootstrap.servers": "servers=",
     "isolation.level": "isolation=",
     "group.id": "group=",
     "auto.offset.reset": "start=",
     "max.poll.records": "max_rows_per_epoch=",
+}
+_MODULES = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
 # What librdkafka takes to reach a broker. All other names are for the Java client alone, also those
 # that both know and mean different things by (`ssl.cipher.suites`, `sasl.kerberos.kinit.cmd`).
@@ -44,17 +55,51 @@ _DRIVER_PARTS = ("sasl.oauthbearer.client.", "sasl.oauthbearer.assertion.")
 _VERIFIES = "ssl.endpoint.identification.algorithm"
 
 
-def refuse_settings(settings: Mapping[str, str]) -> None:
+def check_sink_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    wrong = sorted(_OF_THE_SINK & set(settings))
+    if wrong:
+        raise JobError(
+            f"settings of a Kafka sink cannot change {', '.join(wrong)}",
+            hint="leave it out: servers=, timeout= and transaction_timeout= are what can be chosen",
+        )
+    return dict(settings)
+
+
+def check_source_settings(settings: Mapping[str, str]) -> dict[str, str]:
     for name in settings:
         if name.startswith("kafka."):
             raise JobError(f"settings: {name!r} is named without 'kafka.'", hint=f"{name[6:]!r}")
-        if name in _OURS:
-            raise JobError(f"settings: {name!r} is not for here", hint=f"use {_OURS[name]}")
+        if name in _OF_THE_SOURCE:
+            hint = f"use {_OF_THE_SOURCE[name]}"
+            raise JobError(f"settings: {name!r} is not for here", hint=hint)
+    return dict(settings)
+
+
+def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What may be written down. A value like `env:NAME` names a secret and is none."""
+    return {
+        name: value
+        for name, value in settings.items()
+        if not _SECRET.search(name) or str(value).startswith(_ENV)
+    }
+
+
+def from_environment(name: str, value: Any) -> Any:
+    """The value of a setting; `env:NAME` stands for what the environment has."""
+    if not (isinstance(value, str) and value.startswith(_ENV)):
+        return value
+    variable = value.removeprefix(_ENV)
+    if variable not in os.environ:
+        raise SetupError(
+            f"settings: {name} is {value}, and {variable} is not set",
+            hint=f"export {variable}=…",
+        )
+    return os.environ[variable]
 
 
 def for_spark(settings: Mapping[str, str]) -> dict[str, str]:
     """As options of Spark's connector."""
-    given = {name: _value(value) for name, value in settings.items()}
+    given = _texts(settings)
     user, password = given.pop("sasl.username", None), given.pop("sasl.password", None)
     if "sasl.mechanisms" in given:
         given["sasl.mechanism"] = given.pop("sasl.mechanisms")
@@ -91,7 +136,7 @@ def _stores(given: dict[str, str]) -> None:
 
 def for_driver(settings: Mapping[str, str]) -> dict[str, str]:
     """As settings of librdkafka: only what it takes to reach the broker."""
-    given = {name: _value(value) for name, value in settings.items()}
+    given = _texts(settings)
     driver = {n: v for n, v in given.items() if n in _DRIVER or n.startswith(_DRIVER_PARTS)}
     jaas = given.get("sasl.jaas.config", "")
     for name in ("username", "password"):
@@ -147,13 +192,8 @@ def _any(given: Mapping[str, str], *names: str) -> bool:
     return any(name in given for name in names)
 
 
-def _value(value: object) -> str:
-    name = str(value).removeprefix("env:")
-    if name == str(value):
-        return name
-    if name not in os.environ:
-        raise JobError(f"settings: {value} is not set", hint=f"export {name}=…")
-    return os.environ[name]
+def _texts(settings: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(from_environment(name, value)) for name, value in settings.items()}
 
 
 def _quoted(text: str) -> str:

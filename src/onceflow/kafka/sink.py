@@ -24,8 +24,9 @@ from onceflow.contract.schema import columns, refuse_difference
 from onceflow.contract.sink import Sink
 from onceflow.errors import JobError, PublishFailed, SchemaMismatch, TargetBehind, TargetError
 from onceflow.faults.points import reach
-from onceflow.kafka.client import Cluster, Topic, check_settings, confluent, without_secrets
+from onceflow.kafka.client import Cluster, Topic, confluent
 from onceflow.kafka.ledger import LEDGER_TOPIC, Record, Slots, read_records, transactional_id
+from onceflow.kafka.settings import check_sink_settings, without_secrets
 from onceflow.kafka.sink_rows import Layout
 from onceflow.kafka.slot import Part, Slot, Target, produce
 from onceflow.kafka.slot_job import publish_parts
@@ -86,7 +87,7 @@ class Kafka(Sink, CanStage, CanRefuseRows, CanAdd, CanCleanUp):
             raise JobError("timeout and transaction_timeout are seconds", hint="1 or more")
         self.slots = slots
         self.create = None if create is None else dict(create)
-        self.settings = check_settings(settings or {})
+        self.settings = check_sink_settings(settings or {})
         self._target = Target(
             cluster=Cluster(servers, self.settings, timeout),
             topic=self.topic,

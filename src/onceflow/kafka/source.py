@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from onceflow.contract.sink import Sink
 from onceflow.contract.source import Keep, Source, start_position
 from onceflow.errors import JobError, OutOfRange, PlanChanged
-from onceflow.kafka.broker import Broker, Offsets, Topic
-from onceflow.kafka.errors import explain_kafka
-from onceflow.kafka.settings import for_driver, for_spark, refuse_settings
+from onceflow.kafka.client import Cluster, Offsets, Topic
+from onceflow.kafka.errors import explain_connector
+from onceflow.kafka.lag import ConsumerGroups
+from onceflow.kafka.settings import check_source_settings, for_driver, for_spark
 from onceflow.kafka.source_rows import Form
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _FETCH_WAIT_MS = "10"
 _ISOLATION = ("read_committed", "read_uncommitted")
 _EARLIEST = -2  # as Spark's connector writes it
+_DEADLINE = 10.0  # seconds for one question of the driver
 _SETTLE = 2.0  # seconds
 _LAG = 1.0  # seconds
 
@@ -76,7 +78,7 @@ class Kafka(Source):
         self.isolation = isolation
         self.on_bad = on_bad
         self.group = group
-        self._settings = dict(settings or {})
+        self._settings = check_source_settings(settings or {})
         self._pin: dict[str, Any] | None = None
         self._keep: Keep = lambda _, facts: facts
         self._ids: dict[str, str] = {}  # of the topics that were seen
@@ -92,8 +94,9 @@ class Kafka(Source):
                 "bytes are never wrong: there are no rows to reject",
                 hint='name a form: Kafka(…, value="id long, name string"), or "string"',
             )
-        refuse_settings(self._settings)
-        self._broker = Broker(self.servers, for_driver(self._settings), isolation)
+        settings_of_driver = for_driver(self._settings)
+        self._cluster = Cluster(self.servers, settings_of_driver, _DEADLINE, reads=True)
+        self._groups = ConsumerGroups(self._cluster)
 
     def __str__(self) -> str:
         wanted = self.topics
@@ -106,11 +109,33 @@ class Kafka(Source):
         place = wanted.pattern if isinstance(wanted, re.Pattern) else ",".join(wanted)
         return {"kind": "kafka", "place": place, "topics": topics, "servers": self.servers}
 
+    # .............................................................. topics
+
+    def _declared_topics(self) -> dict[str, Topic]:
+        """The topics of those names, all of which must be there; or all that match, if any."""
+        found = self._present(self.topics)
+        missing = (
+            [n for n in self.topics if n not in found] if isinstance(self.topics, list) else []
+        )
+        if missing:
+            raise JobError(
+                f"{self.servers} has no topic {', '.join(missing)}",
+                hint="create it, or correct the name",
+            )
+        return found
+
+    def _present(self, wanted: list[str] | re.Pattern[str]) -> dict[str, Topic]:
+        """The topics of those names, or that match, that are there."""
+        if isinstance(wanted, re.Pattern):
+            return self._cluster.matching(wanted)
+        found = self._cluster.topics(wanted)
+        return {name: topic for name, topic in found.items() if topic is not None}
+
     # .............................................................. where it begins
 
     def pin(self) -> dict[str, Any]:
         """Where a first start begins, and which topics it saw."""
-        topics = self._broker.topics(self.topics)
+        topics = self._declared_topics()
         first = self._first(topics)
         return {
             "topics": {
@@ -132,7 +157,7 @@ class Kafka(Source):
         new = sorted(set(offset) - set(self._ids))
         if not new:
             return
-        topics = self._broker.present(new)
+        topics = self._present(new)
         self._refuse_others(topics)
         if missing := [name for name in new if name not in topics]:
             raise PlanChanged(
@@ -154,8 +179,8 @@ class Kafka(Source):
     def _first(self, topics: Mapping[str, Topic]) -> Offsets:
         places = [(name, p) for name, topic in topics.items() for p in range(topic.partitions)]
         if isinstance(self.start, dict) and "at" in self.start:
-            return self._broker.at(places, -(-self.start["at"] // 1000))
-        ranges = self._broker.ranges(places)
+            return self._cluster.offsets_at(places, -(-self.start["at"] // 1000), self.isolation)
+        ranges = self._cluster.ranges(places, self.isolation)
         if self.start == "latest":
             return {place: high for place, (_, high) in ranges.items()}
         first = {place: low for place, (low, _) in ranges.items()}
@@ -204,12 +229,12 @@ class Kafka(Source):
         try:
             return spark.readStream.name(name).format("kafka").options(**options).load()
         except Exception as error:  # py4j's or Spark's: the jars are not there, or not these
-            raise explain_kafka(str(error)) or error from None
+            raise explain_connector(str(error)) or error from None
 
     def _starting_offsets(self) -> str:
         """For every partition that there is: where the first start began, or its beginning."""
         pinned = (self._pin or self.pin())["topics"]
-        topics = self._broker.topics(self.topics)
+        topics = self._declared_topics()
         if self._pin:
             self._refuse_others(topics)
         begin = {}
@@ -254,9 +279,9 @@ class Kafka(Source):
 
     def _lost(self, stands: Offsets, *, begun: bool) -> tuple[list[str], dict[str, dict[int, int]]]:
         """What is gone, and where the rest begins."""
-        topics = self._broker.present(self.topics)
+        topics = self._present(self.topics)
         places = [(name, p) for name, topic in topics.items() for p in range(topic.partitions)]
-        ranges = self._broker.ranges(places)
+        ranges = self._cluster.ranges(places, self.isolation)
         low, high = ({place: r[i] for place, r in ranges.items()} for i in (0, 1))
         others = {n for n, topic in topics.items() if self._ids.get(n, topic.id) != topic.id}
         there = [place for place in places if place in stands and place[0] not in others]
@@ -298,10 +323,10 @@ class Kafka(Source):
         places = {place for reached in queries.values() for place in reached}
         slowest = {p: min(q[p] for q in queries.values() if p in q) for p in places}
         if slowest:
-            self._broker.commit(group, slowest)
+            self._groups.commit(group, slowest)
 
     def settle(self) -> None:
-        self._broker.settle(_SETTLE)
+        self._groups.settle(_SETTLE)
 
 
 def _flat(offset: Any) -> Offsets:

@@ -9,7 +9,7 @@ from onceflow import errors
 from onceflow.contract.bad_rows import stopped_at
 from onceflow.errors import BadInput, DiskFull, OnceflowError
 from onceflow.files.source import bad_line
-from onceflow.kafka.errors import explain_kafka
+from onceflow.kafka.errors import explain_connector
 from onceflow.kafka.source_rows import bad_message
 
 
@@ -28,7 +28,7 @@ def explain(error: BaseException) -> BaseException:
             "no space left where Spark writes (home, output or spark.local.dir)",
             hint="make space and start the job again; it goes on where it stood",
         )
-    return explain_kafka(str(error)) or error
+    return explain_connector(str(error)) or error
 
 
 def _bad_row(place: dict[str, Any]) -> BadInput:
