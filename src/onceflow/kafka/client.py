@@ -18,7 +18,7 @@ from typing import Any
 from onceflow.contract.extras import require
 from onceflow.errors import JobError, OnceflowError
 from onceflow.kafka.errors import explain_client
-from onceflow.kafka.settings import from_environment
+from onceflow.kafka.settings import with_environment
 
 _logger = logging.getLogger(__name__)
 
@@ -69,9 +69,8 @@ class Cluster:
     # -------------------------------------------------------------- clients
 
     def client(self, **settings: Any) -> dict[str, Any]:
-        given = {name: from_environment(name, value) for name, value in self.settings.items()}
         ours = {"bootstrap.servers": self.servers, "logger": _logger, "error_cb": _heard}
-        return {**given, **ours, **settings}
+        return {**with_environment(self.settings), **ours, **settings}
 
     def producer(self, **settings: Any) -> Any:
         return self._make("Producer", {**_PRODUCER, **self.client(**settings)})

@@ -4,13 +4,13 @@ environment."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from onceflow.errors import JobError, SetupError
+from onceflow.contract.secrets import from_environment
+from onceflow.errors import JobError
 
 _ENV = "env:"
 _SECRET = re.compile(r"password|secret|token|jaas|\.pem$|oauthbearer\.config|sasl\.oauthbearer")
@@ -84,22 +84,17 @@ def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def from_environment(name: str, value: Any) -> Any:
-    """The value of a setting; `env:NAME` stands for what the environment has."""
-    if not (isinstance(value, str) and value.startswith(_ENV)):
-        return value
-    variable = value.removeprefix(_ENV)
-    if variable not in os.environ:
-        raise SetupError(
-            f"settings: {name} is {value}, and {variable} is not set",
-            hint=f"export {variable}=…",
-        )
-    return os.environ[variable]
+def with_environment(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings, with what the environment has for values like `env:NAME`."""
+    return {
+        name: from_environment(value) if isinstance(value, str) else value
+        for name, value in settings.items()
+    }
 
 
 def for_spark(settings: Mapping[str, str]) -> dict[str, str]:
     """As options of Spark's connector."""
-    given = _texts(settings)
+    given = {name: str(value) for name, value in with_environment(settings).items()}
     user, password = given.pop("sasl.username", None), given.pop("sasl.password", None)
     if "sasl.mechanisms" in given:
         given["sasl.mechanism"] = given.pop("sasl.mechanisms")
@@ -136,7 +131,7 @@ def _stores(given: dict[str, str]) -> None:
 
 def for_driver(settings: Mapping[str, str]) -> dict[str, str]:
     """As settings of librdkafka: only what it takes to reach the broker."""
-    given = _texts(settings)
+    given = {name: str(value) for name, value in with_environment(settings).items()}
     driver = {n: v for n, v in given.items() if n in _DRIVER or n.startswith(_DRIVER_PARTS)}
     jaas = given.get("sasl.jaas.config", "")
     for name in ("username", "password"):
@@ -190,10 +185,6 @@ def _kind(given: Mapping[str, str], store: str, *known: str) -> str:
 
 def _any(given: Mapping[str, str], *names: str) -> bool:
     return any(name in given for name in names)
-
-
-def _texts(settings: Mapping[str, Any]) -> dict[str, str]:
-    return {name: str(from_environment(name, value)) for name, value in settings.items()}
 
 
 def _quoted(text: str) -> str:
