@@ -103,14 +103,14 @@ def _ignore_the_term() -> None:
 def _judge_by(goes_on: Callable[[Any, Any, str], bool]) -> None:
     from onceflow.contract.ledger import Verdict
     from onceflow.folders import commit_log as commits
-    from onceflow.sqlite import sink as sqlite
+    from onceflow.tables import sink as tables
 
     def judge(ledger: Any, publication: Any, target: str) -> Verdict:
         on = goes_on(ledger, publication, target)
         return Verdict.PUBLISH if on else Verdict.ALREADY_PUBLISHED
 
     _put(commits, judge=judge)
-    _put(sqlite, judge=judge)
+    _put(tables, judge=judge)
 
 
 @_mutant("ledger-in-another-transaction")
@@ -120,13 +120,13 @@ def _ledger_in_another_transaction() -> None:
     from onceflow.sqlite.sink import Sqlite
 
     def publish(self: Sqlite, publication: Publication) -> Outcome:
-        with self._writing() as db:
-            ledger = self._ledger(db, publication.output)
+        with self._database.writing() as db:
+            ledger = self._ledger.read(db, publication.output)
             if judge(ledger, publication, str(self)) is Verdict.ALREADY_PUBLISHED:
                 return Outcome.ALREADY_PUBLISHED
             self._write(db, publication, None)
         reach("sqlite.written")
-        with self._writing() as db:
+        with self._database.writing() as db:
             db.execute(
                 "UPDATE _onceflow_ledger SET lineage = ?, epoch = ?, decision = ? WHERE output = ?",
                 (publication.lineage, publication.epoch, publication.decision, publication.output),

@@ -54,6 +54,7 @@ from onceflow.sinks import (
     Sqlite,
     open_target,
 )
+from onceflow.sqlite.connection import Database
 from onceflow.store.posix import LocalStore
 
 FOLDERS = (FilesTarget, LogTarget)
@@ -526,7 +527,7 @@ def test_a_commit_entry_whose_answer_got_lost_is_known_by_its_nonce(
     assert sink.published(OUTPUT) == Ledger(1, Position(LINEAGE, 2), "decision 2")
 
 
-class LosesCommits(Sqlite):
+class LosesCommits(Database):
     """Transactions are committed, but the answer to COMMIT is an error."""
 
     @contextlib.contextmanager
@@ -555,8 +556,10 @@ def test_a_commit_without_an_answer_is_unknown_and_the_ledger_knows(tmp_path: Pa
     target = SqliteTarget(tmp_path)
     fenced(target)
     decided = publication(tmp_path, 0)
+    sink = Sqlite(target.path, table="counts")
+    sink._database = LosesCommits(target.path, "Sqlite", timeout=5)
     with pytest.raises(PublishUnknown, match="no answer to COMMIT"):
-        LosesCommits(target.path, table="counts").publish(decided)
+        sink.publish(decided)
     assert target.sink().published(OUTPUT).position == Position(LINEAGE, 0)
     assert target.sink().publish(decided) is Outcome.ALREADY_PUBLISHED
     assert target.rows() == rows_of(0)

@@ -13,15 +13,13 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from onceflow.contract.ledger import Ledger, Position, Publication
-from onceflow.errors import Fenced, TargetBehind, TargetForeign
 from onceflow.postgres.connection import client
+from onceflow.tables.ledger import LEDGER, LedgerTable
 from onceflow.tables.names import quote
 
 if TYPE_CHECKING:
     from onceflow.postgres.connection import Db
 
-NAME = "_onceflow_ledger"
 COLUMNS = (
     "output text PRIMARY KEY, target text NOT NULL UNIQUE, columns text[], "
     "term bigint NOT NULL, token text NOT NULL, lineage text, epoch bigint, decision text"
@@ -29,14 +27,15 @@ COLUMNS = (
 _END_MS = 5000
 
 
-class LedgerTable:
+class PostgresLedger(LedgerTable):
     """The ledgers of all outputs whose tables are in one schema."""
 
-    def __init__(self, schema: str, target: str) -> None:
+    mark = "%s"
+    locks = " FOR UPDATE"
+
+    def __init__(self, schema: str, table: str, target: str) -> None:
+        super().__init__(f"{quote(schema)}.{LEDGER}", table, target)
         self.schema = schema
-        self.sql = f"{quote(schema)}.{NAME}"
-        self._in_query = self.sql.replace("%", "%%")
-        self._target = target  # for messages
 
     def exists(self, db: Db) -> bool:
         row = db.execute("SELECT to_regclass(%s) IS NOT NULL", (self.sql,)).fetchone()
@@ -49,82 +48,17 @@ class LedgerTable:
             with contextlib.suppress(errors.DuplicateTable, errors.UniqueViolation):
                 db.execute(f"CREATE TABLE IF NOT EXISTS {self.sql} ({COLUMNS})")
 
-    def read(self, db: Db, output: str, *, lock: bool = False) -> Ledger:
-        row = db.execute(
-            f"SELECT term, lineage, epoch, decision FROM {self._in_query} WHERE output = %s"
-            + (" FOR UPDATE" if lock else ""),
-            (output,),
-        ).fetchone()
-        if row is None:
-            return Ledger()
-        position = Position(row[1], row[2]) if row[1] else None
-        return Ledger(row[0], position, row[3] or "")
-
-    def lock(self, db: Db, output: str) -> Ledger:
-        """Read it; nobody else publishes or fences until the transaction ends."""
-        if not self.exists(db):
-            raise self._gone(output)
-        return self.read(db, output, lock=True)
-
-    def fence(self, db: Db, output: str, *, table: str, term: int, token: str) -> Ledger:
-        """Inside a transaction. The term in a ledger only grows."""
-        self.refuse_other_owner(db, output, table)
-        db.execute(
-            f"INSERT INTO {self._in_query} (output, target, term, token) VALUES (%s, %s, 0, '') "
-            "ON CONFLICT (output) DO NOTHING",
-            (output, table),
-        )
-        ledger = self.read(db, output, lock=True)
-        said = db.execute(
-            f"UPDATE {self._in_query} SET target = %s, term = %s, token = %s "
-            "WHERE output = %s AND (term < %s OR token = %s)",
-            (table, term, token, output, term, token),
-        )
-        if said.rowcount != 1 or ledger.term > term:
-            raise Fenced(
-                f"{self._target} has seen term {ledger.term}, this driver has term {term}",
-                hint="another driver leads this job now",
-            )
-        return Ledger(term, ledger.position, ledger.decision)
-
-    def advance(self, db: Db, publication: Publication, columns: Iterable[str]) -> None:
-        self.move(db, publication.output, publication.position, publication.decision)
-        db.execute(
-            f"UPDATE {self._in_query} SET columns = %s WHERE output = %s",
-            (list(columns), publication.output),
+    def note_columns(self, db: Db, output: str, columns: Iterable[str]) -> None:
+        """Inside the transaction that fills them."""
+        self._execute(
+            db, f"UPDATE {self.sql} SET columns = ? WHERE output = ?", list(columns), output
         )
 
-    def move(self, db: Db, output: str, to: Position, decision: str) -> None:
-        said = db.execute(
-            f"UPDATE {self._in_query} SET lineage = %s, epoch = %s, decision = %s "
-            "WHERE output = %s",
-            (to.lineage, to.epoch, decision, output),
-        )
-        if said.rowcount != 1:
-            raise self._gone(output)
-
-    def written_columns(self, db: Db, output: str) -> list[str]:
-        """What the output published last filled."""
-        row = db.execute(
-            f"SELECT columns FROM {self._in_query} WHERE output = %s", (output,)
-        ).fetchone()
+    def noted_columns(self, db: Db, output: str) -> list[str]:
+        """The columns that the output filled when it published last."""
+        asked = f"SELECT columns FROM {self.sql} WHERE output = ?"
+        row = self._execute(db, asked, output).fetchone()
         return list(row[0] or ()) if row else []
-
-    def refuse_other_owner(self, db: Db, output: str, table: str) -> None:
-        row = db.execute(
-            f"SELECT output FROM {self._in_query} WHERE target = %s", (table,)
-        ).fetchone()
-        if row is not None and row[0] != output:
-            raise TargetForeign(
-                f"{self._target} belongs to output {row[0]}, not to {output}",
-                hint="give every output a table of its own",
-            )
-
-    def _gone(self, output: str) -> TargetBehind:
-        return TargetBehind(
-            f"{self._target}: the ledger of {output} is gone from {self.sql}",
-            hint="bring back the database as it was, or write to a new table",
-        )
 
     # -------------------------------------------------------------- connections of an output
 

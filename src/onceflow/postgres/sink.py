@@ -20,15 +20,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from onceflow.contract.abilities import (
-    CanAdd,
-    CanCleanUp,
-    CanRefuseRows,
-    CanRewind,
-    CanStage,
-    Staged,
-    can_rewind,
-)
+from onceflow.contract.abilities import CanCleanUp
 from onceflow.contract.ledger import (
     Committable,
     Ledger,
@@ -38,17 +30,13 @@ from onceflow.contract.ledger import (
     Verdict,
     judge,
 )
-from onceflow.contract.sink import Sink
-from onceflow.contract.unstorable import refuse_unstorable, unstorable_rows
 from onceflow.errors import (
-    Fenced,
     JobError,
     OnceflowError,
     PublishFailed,
     PublishUnknown,
     SchemaMismatch,
     TargetAway,
-    TargetBehind,
     TargetError,
 )
 from onceflow.faults.points import reach
@@ -62,11 +50,12 @@ from onceflow.postgres.copy import (
     read_batches,
     rows_of,
 )
-from onceflow.postgres.ledger import LedgerTable, end_backend
+from onceflow.postgres.ledger import PostgresLedger, end_backend
 from onceflow.postgres.table import TAG, Table, lacking, may_create, refuse_rights, refuse_server
-from onceflow.postgres.undo import Before
-from onceflow.postgres.unstorable import always_fits, unfit
-from onceflow.tables.names import quote
+from onceflow.postgres.undo import PostgresUndo
+from onceflow.postgres.unstorable import always_fits, count_unstorable
+from onceflow.tables.names import definitions, quote
+from onceflow.tables.sink import TableSink
 
 if TYPE_CHECKING:
     from onceflow.postgres.connection import Db
@@ -75,7 +64,7 @@ _logger = logging.getLogger(__name__)
 _SHORT = 60.0  # seconds, for what moves no rows
 
 
-class Postgres(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind, CanCleanUp):
+class Postgres(TableSink, CanCleanUp):
     """Every row of a decided epoch is in the table exactly once; readers see whole epochs only.
 
     Rows that somebody else writes into the table are not noticed, nor is what a trigger does
@@ -91,7 +80,6 @@ class Postgres(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind, CanCleanUp):
     """
 
     kind = "postgres"
-    modes = ("append", "update", "complete")
     copied_apart_from: ClassVar[int] = 5_000_000  # rows; below, one COPY by the driver is quicker
     place = "table"
 
@@ -110,20 +98,15 @@ class Postgres(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind, CanCleanUp):
         for name in (table, schema, *([] if epoch_column is None else [epoch_column])):
             if not re.fullmatch(r"[^\W\d][\w$ .-]{0,62}", name) or name.startswith("_onceflow"):
                 raise JobError(f"{name!r} is not a name in PostgreSQL", hint="use letters, digits")
-        if keep_before < 0:
-            raise JobError(f"keep_before={keep_before}: there is no such number of epochs")
-        self.table, self.schema = table, schema
-        self.key = (key,) if isinstance(key, str) else tuple(key)
+        super().__init__(table, key, keep_before)
+        self.schema = schema
         self.create = create
         self.epoch_column = epoch_column
         self._server = Server(dsn, table=f"{schema}.{table}", seconds=timeout)
         self._table = Table(schema, table, self.key, epoch_column)
-        self._ledger = LedgerTable(schema, str(self))
-        self._before = Before(str(self), self._table, keep_before)
-        self.keep_before = keep_before
-        if not keep_before:
-            self.no_rewind = "keep_before=0 keeps nothing of what it changes"
-        elif not (self.key or epoch_column):
+        self._ledger: PostgresLedger = PostgresLedger(schema, table, str(self))
+        self._undo: PostgresUndo = PostgresUndo(str(self), self._table, keep_before)
+        if keep_before and not (self.key or epoch_column):
             self.no_rewind = (
                 "its rows do not say which epoch they are of; name an epoch_column for new tables"
             )
@@ -141,19 +124,13 @@ class Postgres(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind, CanCleanUp):
 
     # -------------------------------------------------------------- before an epoch
 
-    def prepare(self, output: str, schema: str, mode: str) -> None:
-        self.refuse_mode(mode)
-        if mode == "update" and not self.key:
-            raise JobError(
-                f"{self} has no key, so it cannot take output mode 'update'",
-                hint="name the key: Postgres(dsn, table=…, key=[…])",
-            )
+    def _refuse_target(self, output: str, schema: str, mode: str) -> None:
         wanted = self._table.wanted(schema)
         with self._server.connect("onceflow", seconds=_SHORT) as db:
             refuse_server(db, str(self), self.schema, temporary=bool(self.key))
             self._refuse_ledger(db, output, wanted)
-            if can_rewind(self):
-                self._before.refuse(db, list(wanted), mode)
+            if self._keeps_images:
+                self._undo.refuse(db, list(wanted), mode)
             if self._table.exists(db):
                 self._table.refuse(db, wanted, mode)
             elif not self.create:
@@ -172,48 +149,38 @@ class Postgres(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind, CanCleanUp):
                 raise lacking(db, f"CREATE ON SCHEMA {quote(self.schema)}")
             return
         refuse_rights(db, self._ledger.sql, ("SELECT", "INSERT", "UPDATE"))
-        self._ledger.refuse_other_owner(db, output, self.table)
-        gone = [c for c in self._ledger.written_columns(db, output) if c not in wanted]
+        self._ledger.refuse_other_owner(db, output)
+        gone = [c for c in self._ledger.noted_columns(db, output) if c not in wanted]
         if gone:
             raise SchemaMismatch(
                 f"{self}: the rows lack column {', '.join(gone)}, which this output filled so far",
                 hint="select it again, if only as F.lit(None).cast(…)",
             )
 
-    def stage(self, staged: Staged) -> tuple[Committable, ...]:
-        """What PostgreSQL would refuse is refused here, before it is decided."""
-        batches = self._judged(staged.files, staged.schema)
-        refuse_unstorable(str(self), batches, self._judge(staged.schema), self.key)
-        return staged.files
-
-    def unstorable(self, file: Committable, schema: str) -> dict[int, str]:
-        return unstorable_rows(self._judged((file,), schema), self._judge(schema))
-
-    def _judged(self, files: Iterable[Committable], schema: str) -> Iterator[Any]:
-        """The columns that may have something unfit in them, batch by batch."""
+    def _doubtful(self, files: Iterable[Committable], schema: str) -> Iterator[Any]:
         names = [n for n, kind in _kinds(schema).items() if n in self.key or not always_fits(kind)]
         for file in files if names else ():
             yield from read_batches(file.path, schema, names)
 
-    def _judge(self, schema: str) -> Callable[[Any], Counter[str]]:
-        return partial(unfit, kinds=_kinds(schema), key=self.key)
+    def _unstorable_in(self, schema: str) -> Callable[[Any], Counter[str]]:
+        return partial(count_unstorable, kinds=_kinds(schema), key=self.key)
 
     # -------------------------------------------------------------- the ledger
 
     def published(self, output: str) -> Ledger:
         with self._server.connect("onceflow", seconds=_SHORT) as db:
-            return self._ledger.read(db, output) if self._ledger.exists(db) else Ledger()
+            return self._ledger.read(db, output)
 
     def fence(self, output: str, *, term: int, token: str) -> Ledger:
         self._output, self._term, stuck = output, term, list[int]()
         try:
             with self._connect(output, term, seconds=_SHORT) as db:
                 self._ledger.ensure(db)
-                if can_rewind(self):
-                    self._before.ensure(db)
+                if self._keeps_images:
+                    self._undo.ensure(db)
                 stuck = self._ledger.end_older(db, output, term)
                 with self._server.transaction(db):
-                    return self._ledger.fence(db, output, table=self.table, term=term, token=token)
+                    return self._ledger.fence(db, output, term=term, token=token)
         except NoAnswer as lost:
             raise TargetAway(f"{self}: no answer: {lost}", hint="it is asked again") from lost
         except PublishFailed as error:
@@ -239,25 +206,27 @@ class Postgres(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind, CanCleanUp):
         apart = self._copy_apart(publication, judged=True)
         try:
             with self._transaction(publication) as db:
-                # 2. begin
-                ledger = self._ledger.lock(db, publication.output)
-                if judge(ledger, publication, str(self)) is Verdict.ALREADY_PUBLISHED:
-                    return Outcome.ALREADY_PUBLISHED
-                reach("postgres.begun")
-
-                # 3. write
-                self._write(db, publication, apart, first=ledger.position is None, exact=True)
-                self._ledger.advance(db, publication, self._table.wanted(publication.schema))
-                reach("postgres.written")
+                # 2. begin, 3. write
+                write = partial(self._write_exactly, db, publication, apart)
+                outcome = self._publish(db, publication, write)
             # 4. commit: the end of the transaction
         except NoAnswer as lost:
             self._find_out(publication, lost)
+            outcome = Outcome.PUBLISHED
         except TargetError as error:
             if type(error) is TargetError:
                 self._refuse_altered(publication)
             raise
-        reach("postgres.committed")
-        return Outcome.PUBLISHED
+        if outcome is Outcome.PUBLISHED:
+            reach("postgres.committed")
+        return outcome
+
+    def _write_exactly(
+        self, db: Db, publication: Publication, apart: Apart | None, ledger: Ledger
+    ) -> None:
+        self._write(db, publication, apart, first=ledger.position is None, exact=True)
+        wanted = self._table.wanted(publication.schema)
+        self._ledger.note_columns(db, publication.output, wanted)
 
     def add(self, publication: Publication) -> None:
         if not all(os.path.exists(file.path) for file in publication.files):
@@ -281,10 +250,7 @@ class Postgres(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind, CanCleanUp):
         wanted = self._table.wanted(publication.schema)
         if not self._table.exists(db):
             if not (first and self.create):
-                raise TargetBehind(
-                    f"{self}: the table is gone, with the epochs that it had",
-                    hint="bring back the table as it was, or write to a new one",
-                )
+                raise self._gone()
             db.execute(self._table.create_sql(wanted))
         rows = rows_of(publication, epoch_column=self.epoch_column, numbered=bool(self.key))
         copies = None
@@ -292,11 +258,13 @@ class Postgres(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind, CanCleanUp):
             copies = apart.complete(db, str(self))
         elif self.key:
             copies = "pg_temp._onceflow_copies"
-            body = _columns_sql(self._table.copy_columns(wanted))
+            body = definitions(self._table.copy_columns(wanted))
             db.execute(f"CREATE TEMPORARY TABLE _onceflow_copies ({body}) ON COMMIT DROP")
             copy_rows(db, copies, rows, str(self))
-        if exact and can_rewind(self):
-            self._before.keep(db, publication, list(wanted), copies)
+        if exact and self._keeps_images:
+            step = self._undo.note(db, publication, list(wanted))
+            if not self._undo.is_tagged(publication.mode):
+                self._undo.keep(db, step, publication.mode, list(wanted), copies)
         if publication.mode == "complete":
             db.execute(f"DELETE FROM {self._table.sql}")
         if copies is not None:
@@ -309,19 +277,13 @@ class Postgres(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind, CanCleanUp):
     def rewind(self, output: str, *, cut: Position, to: Position, term: int, decision: str) -> None:
         try:
             with self._connect(output, term) as db, self._server.transaction(db):
-                ledger = self._ledger.lock(db, output)
-                if ledger.position is not None and ledger.position.lineage == to.lineage:
-                    return  # done before; it may have published more since
-                if ledger.term > term:
-                    raise Fenced(f"{self} has seen term {ledger.term}, this driver has term {term}")
-                self._before.rewind(db, output, cut, to)
-                self._ledger.move(db, output, to, decision)
+                self._rewind(db, output, cut=cut, to=to, term=term, decision=decision)
         except NoAnswer as lost:
             raise TargetAway(f"{self}: no answer: {lost}", hint="it is asked again") from lost
 
     def refuse_rewind(self, output: str, cut: Position) -> None:
         with self._server.connect("onceflow", seconds=_SHORT) as db:
-            self._before.back_to(db, output, cut)
+            self._undo.back_to(db, output, cut)
 
     # -------------------------------------------------------------- large epochs, lost answers
 
@@ -340,7 +302,7 @@ class Postgres(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind, CanCleanUp):
                 ledger = self._ledger.read(db, publication.output)
                 if judge(ledger, publication, str(self)) is Verdict.ALREADY_PUBLISHED:
                     return None
-            body = _columns_sql({**self._table.copy_columns(wanted), TAG: "bigint"})
+            body = definitions({**self._table.copy_columns(wanted), TAG: "bigint"})
             db.execute(f"DROP TABLE IF EXISTS {into}")
             db.execute(f"CREATE UNLOGGED TABLE {into} ({body})")
             dsn = self._server.resolved(db)
@@ -409,10 +371,6 @@ class Postgres(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind, CanCleanUp):
                         db.execute(f"DROP TABLE IF EXISTS {quote(self.schema)}.{quote(name)}")
         except OnceflowError as error:
             _logger.warning("%s: copies of older epochs are left: %s", self, error)
-
-
-def _columns_sql(columns: dict[str, str]) -> str:
-    return ", ".join(f"{quote(name)} {kind}" for name, kind in columns.items())
 
 
 def _kinds(schema: str) -> dict[str, Any]:

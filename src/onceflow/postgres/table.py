@@ -13,7 +13,7 @@ from onceflow.contract.schema import columns
 from onceflow.errors import JobError, SchemaMismatch, TargetError
 from onceflow.postgres.connection import client
 from onceflow.postgres.values import postgres_type
-from onceflow.tables.names import quote
+from onceflow.tables.names import definitions, list_of, on_conflict, quote
 
 if TYPE_CHECKING:
     from onceflow.postgres.connection import Db
@@ -69,15 +69,12 @@ class Table:
                 f"column {', '.join(long)}: PostgreSQL's names have {LONGEST_NAME} bytes at most",
                 hint="rename it with .alias(…)",
             )
-        missing = [name for name in self.key if name not in kinds]
-        if missing:
-            raise JobError(f"there is no column {', '.join(missing)} to use as key")
         return found
 
     def create_sql(self, wanted: Mapping[str, str]) -> str:
-        body = ", ".join(f"{quote(name)} {kind}" for name, kind in wanted.items())
+        body = definitions(wanted)
         if self.key:
-            body += f", PRIMARY KEY ({_list(self.key)})"
+            body += f", PRIMARY KEY ({list_of(self.key)})"
         return f"CREATE TABLE {self.sql} ({body})"
 
     def copy_columns(self, wanted: Mapping[str, str]) -> dict[str, str]:
@@ -86,16 +83,13 @@ class Table:
 
     def move_sql(self, copies: str, wanted: Mapping[str, str]) -> str:
         """From a table of copies into ours. Of several rows of a key the one staged last stays."""
-        names = _list(wanted)
+        names = list_of(wanted)
         if not self.key:
             return f"INSERT INTO {self.sql} ({names}) SELECT {names} FROM {copies}"
-        key = _list(self.key)
-        rest = [name for name in wanted if name not in self.key]
-        sets = ", ".join(f"{quote(name)} = excluded.{quote(name)}" for name in rest)
+        key = list_of(self.key)
         return (
             f"INSERT INTO {self.sql} ({names}) SELECT DISTINCT ON ({key}) {names} FROM {copies} "
-            f"ORDER BY {key}, {ROW} DESC ON CONFLICT ({key}) "
-            f"DO {f'UPDATE SET {sets}' if rest else 'NOTHING'}"
+            f"ORDER BY {key}, {ROW} DESC {on_conflict(self.key, wanted)}"
         )
 
     def refuse_creation(self, db: Db, target: str, wanted: Mapping[str, str]) -> None:
@@ -168,7 +162,7 @@ class Table:
         if not (mine and all(mine)):  # one that is deferrable is in the way of the others
             raise SchemaMismatch(
                 f"{self.sql} has no unique index on ({', '.join(self.key)})",
-                hint=f"CREATE UNIQUE INDEX ON {self.sql} ({_list(self.key)}); none "
+                hint=f"CREATE UNIQUE INDEX ON {self.sql} ({list_of(self.key)}); none "
                 "that is partial or deferrable, and with a deterministic collation",
             )
 
@@ -248,7 +242,3 @@ def _one(db: Db, query: str, *values: Any) -> bool:
 def _takes(kind: str, want: str) -> bool:
     decimals = want.startswith("numeric(") and not want.endswith("[]")
     return kind in _TAKE.get(want, ()) or (kind == "numeric" and decimals)
-
-
-def _list(names: Any) -> str:
-    return ", ".join(map(quote, names))

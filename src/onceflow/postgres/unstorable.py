@@ -18,7 +18,7 @@ def always_fits(kind: Any) -> bool:
     return isinstance(kind, str) and kind not in ("string", "date", "timestamp", "timestamp_ntz")
 
 
-def unfit(batch: Any, kinds: Mapping[str, Any], key: Sequence[str]) -> Counter[str]:
+def count_unstorable(batch: Any, kinds: Mapping[str, Any], key: Sequence[str]) -> Counter[str]:
     """What PostgreSQL cannot store -> how many of it."""
     found: Counter[str] = Counter()
     for name in batch.schema.names:

@@ -5,50 +5,41 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from onceflow.contract.abilities import CanAdd, CanRefuseRows, CanRewind, CanStage, Staged
 from onceflow.contract.ledger import (
     Committable,
     Ledger,
     Outcome,
     Position,
     Publication,
-    Verdict,
-    judge,
     staged_file_gone,
 )
 from onceflow.contract.schema import columns, leaf_types, refuse_difference
-from onceflow.contract.sink import Sink
-from onceflow.contract.unstorable import refuse_unstorable, unstorable_rows
-from onceflow.errors import (
-    DiskFull,
-    Fenced,
-    JobError,
-    PublishFailed,
-    PublishUnknown,
-    SchemaMismatch,
-    TargetBehind,
-    TargetError,
-    TargetForeign,
-)
+from onceflow.errors import JobError, PublishFailed, SchemaMismatch
 from onceflow.faults.points import reach
-from onceflow.sqlite.undo import TAGS, Before
-from onceflow.sqlite.values import affinity, may_be_unfit, sqlite_type, sqlite_unfit, sqlite_values
-from onceflow.store.posix import make_dirs
-from onceflow.tables.names import quote
+from onceflow.sqlite.connection import Database
+from onceflow.sqlite.ledger import SqliteLedger
+from onceflow.sqlite.undo import TAGS, SqliteUndo
+from onceflow.sqlite.values import (
+    affinity,
+    count_unstorable,
+    may_be_unstorable,
+    sqlite_type,
+    sqlite_values,
+)
+from onceflow.tables.names import definitions, list_of, on_conflict, quote
+from onceflow.tables.sink import TableSink
 
-_NO_SPACE = 2**20  # bytes; an I/O error with less left than this is a full disk
-_LEDGER = "_onceflow_ledger"
 _NO_FORM = re.compile(r"time\(|variant|interval|void|geometry|geography").match
 
 
-class Sqlite(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind):
+class Sqlite(TableSink):
     """Every row of a decided epoch is in the table exactly once; readers see whole epochs only.
 
     Rows that somebody else writes into the table are not noticed. SQLite has no NaN (it becomes
@@ -65,7 +56,6 @@ class Sqlite(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind):
     """
 
     kind = "sqlite"
-    modes = ("append", "update", "complete")
     place = "path"
 
     def __init__(
@@ -79,15 +69,11 @@ class Sqlite(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind):
     ) -> None:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", table) or table.startswith("_onceflow"):
             raise JobError(f"{table!r} is not a name for a table", hint="use letters and digits")
-        if keep_before < 0:
-            raise JobError(f"keep_before={keep_before}: there is no such number of epochs")
+        super().__init__(table, key, keep_before)
         self.path = Path(os.path.abspath(path))
-        self.table = table
-        self.key = (key,) if isinstance(key, str) else tuple(key)
-        self.timeout = timeout
-        self.keep_before = keep_before
-        self.no_rewind = "" if keep_before else "keep_before=0 keeps nothing of what it changes"
-        self._before = Before(str(self), table, self.key, keep_before)
+        self._database = Database(self.path, str(self), timeout)
+        self._ledger = SqliteLedger(table, str(self))
+        self._undo: SqliteUndo = SqliteUndo(str(self), table, self.key, keep_before)
 
     def __str__(self) -> str:
         return f"Sqlite({str(self.path)!r}, table={self.table!r})"
@@ -95,180 +81,110 @@ class Sqlite(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind):
     def arguments(self) -> dict[str, Any]:
         return {
             "path": str(self.path), "table": self.table, "key": list(self.key),
-            "timeout": self.timeout, "keep_before": self.keep_before,
+            "timeout": self._database.timeout, "keep_before": self.keep_before,
         }  # fmt: skip
 
     # -------------------------------------------------------------- before an epoch
 
-    def prepare(self, output: str, schema: str, mode: str) -> None:
-        self.refuse_mode(mode)
-        if mode == "update" and not self.key:
-            raise JobError(
-                f"{self} has no key, so it cannot take output mode 'update'",
-                hint="name the key: Sqlite(path, table=…, key=[…])",
-            )
+    def _refuse_target(self, output: str, schema: str, mode: str) -> None:
         wanted = self._columns(schema, mode)
         self._refuse_types(schema)
-        missing = [name for name in self.key if name not in columns(schema)]
-        if missing:
-            raise JobError(f"{self}: there is no column {', '.join(missing)} to use as key")
         taken = [name for name in columns(schema) if name.lower() in TAGS and mode == "append"]
         if taken and not self.key:
             raise JobError(f"{self} writes {', '.join(taken)} itself", hint="rename the column")
-        self._refuse_creation(wanted, images=not self._is_tagged(mode))
+        self._refuse_creation(wanted, images=not self._undo.is_tagged(mode))
         if not self.path.exists():
             return
-        with self._reading() as db:
-            self._refuse_other_owner(db, output)
+        with self._database.reading() as db:
+            self._ledger.refuse_other_owner(db, output)
             have = self._have(db)
             if have:
                 refuse_difference(str(self), have, wanted)
                 self._refuse_other_key(db)
 
-    def stage(self, staged: Staged) -> tuple[Committable, ...]:
-        """What SQLite would refuse is refused here, before it is decided."""
-        batches = self._judged(staged.files, staged.schema)
-        refuse_unstorable(str(self), batches, self._unfit, self.key)
-        return staged.files
-
-    def unstorable(self, file: Committable, schema: str) -> dict[int, str]:
-        return unstorable_rows(self._judged((file,), schema), self._unfit)
-
-    def _judged(self, files: Iterable[Committable], schema: str) -> Iterator[Any]:
-        """The columns that may have something unfit in them, batch by batch."""
+    def _doubtful(self, files: Iterable[Committable], schema: str) -> Iterator[Any]:
         kinds = leaf_types(schema)
-        names = [n for n in kinds if n in self.key or any(map(may_be_unfit, kinds[n]))]
+        names = [n for n in kinds if n in self.key or any(map(may_be_unstorable, kinds[n]))]
         for file in files if names else ():
             yield from _batches(file.path, names)
 
-    def _unfit(self, batch: Any) -> Counter[str]:
-        return sqlite_unfit(batch, self.key)
+    def _unstorable_in(self, schema: str) -> Callable[[Any], Counter[str]]:
+        return partial(count_unstorable, key=self.key)
 
     # -------------------------------------------------------------- ledger and publish
 
     def published(self, output: str) -> Ledger:
         if not self.path.exists():
             return Ledger()
-        with self._reading() as db:
-            return self._ledger(db, output)
+        with self._database.reading() as db:
+            return self._ledger.read(db, output)
 
     def fence(self, output: str, *, term: int, token: str) -> Ledger:
-        with self._writing() as db:
-            db.execute(
-                f"CREATE TABLE IF NOT EXISTS {_LEDGER} (output TEXT PRIMARY KEY, "
-                "target TEXT UNIQUE, term INTEGER, token TEXT, lineage TEXT, epoch INTEGER, "
-                "decision TEXT) STRICT"
-            )
-            row = db.execute(
-                f"SELECT term, token FROM {_LEDGER} WHERE output = ?", (output,)
-            ).fetchone()
-            if row is not None and row[0] >= term and row[1] != token:
-                raise Fenced(
-                    f"{self} has seen term {row[0]}, this driver has term {term}",
-                    hint="another driver leads this job now",
-                )
-            self._refuse_other_owner(db, output)
-            if self.keep_before:
-                self._before.ensure(db)
-            db.execute(
-                f"INSERT INTO {_LEDGER} (output, target, term, token) VALUES (?, ?, ?, ?) "
-                "ON CONFLICT (output) DO UPDATE SET target = excluded.target, "
-                "term = excluded.term, token = excluded.token",
-                (output, self.table.lower(), term, token),
-            )
-            return self._ledger(db, output)
+        with self._database.writing() as db:
+            self._ledger.ensure(db)
+            if self._keeps_images:
+                self._undo.ensure(db)
+            return self._ledger.fence(db, output, term=term, token=token)
 
     def publish(self, publication: Publication) -> Outcome:
-        with self._writing() as db:
-            ledger = self._ledger(db, publication.output)
-            if judge(ledger, publication, str(self)) is Verdict.ALREADY_PUBLISHED:
-                return Outcome.ALREADY_PUBLISHED
-            reach("sqlite.begun")
-            if ledger.position is not None and not self._have(db):
-                raise self._gone(ledger.position)
-            tagged, step = self._is_tagged(publication.mode), None
-            if self.keep_before:
-                names = list(self._columns(publication.schema, publication.mode))
-                step = self._before.note(db, publication, names, tagged=tagged)
-            rows = self._write(db, publication, None if tagged else step)
-            if rows != publication.rows:
-                raise PublishFailed(
-                    f"{self}: the staged files of epoch {publication.epoch} have {rows} rows, "
-                    f"decided were {publication.rows}",
-                    hint="the staged files were changed; put them back from a backup",
-                )
-            self._advance(db, publication.output, publication.position, publication.decision)
-            reach("sqlite.written")
-        reach("sqlite.committed")
-        return Outcome.PUBLISHED
+        with self._database.writing() as db:
+            outcome = self._publish(db, publication, partial(self._write_exactly, db, publication))
+        if outcome is Outcome.PUBLISHED:
+            reach("sqlite.committed")
+        return outcome
 
-    def _advance(
-        self, db: sqlite3.Connection, output: str, position: Position, decision: str
+    def _write_exactly(
+        self, db: sqlite3.Connection, publication: Publication, ledger: Ledger
     ) -> None:
-        updated = db.execute(
-            f"UPDATE {_LEDGER} SET lineage = ?, epoch = ?, decision = ? WHERE output = ?",
-            (position.lineage, position.epoch, decision, output),
-        )
-        if updated.rowcount != 1:
-            raise TargetBehind(
-                f"{self}: the ledger of {output} is gone",
-                hint="bring back the database as it was, or write to a new one",
+        if ledger.position is not None and not self._have(db):
+            raise self._gone()
+        step = None
+        if self._keeps_images:
+            names = list(self._columns(publication.schema, publication.mode))
+            step = self._undo.note(db, publication, names)
+        rows = self._write(db, publication, step)
+        if rows != publication.rows:
+            raise PublishFailed(
+                f"{self}: the staged files of epoch {publication.epoch} have {rows} rows, "
+                f"decided were {publication.rows}",
+                hint="the staged files were changed; put them back from a backup",
             )
 
+    def add(self, publication: Publication) -> None:
+        if all(os.path.exists(file.path) for file in publication.files):
+            with self._database.writing() as db:
+                self._write(db, publication, None)
+
     def rewind(self, output: str, *, cut: Position, to: Position, term: int, decision: str) -> None:
-        with self._writing() as db:
-            ledger = self._ledger(db, output)
-            if ledger.position is not None and ledger.position.lineage == to.lineage:
-                return  # done before; it may have published more since
-            if ledger.term > term:
-                raise Fenced(f"{self} has seen term {ledger.term}, this driver has term {term}")
-            have = self._have(db)
-            if ledger.position is not None and not have:
-                raise self._gone(ledger.position)
-            self._before.rewind(db, output, cut, to, list(have))
-            self._advance(db, output, to, decision)
+        with self._database.writing() as db:
+            if self._ledger.read(db, output).position is not None and not self._have(db):
+                raise self._gone()
+            self._rewind(db, output, cut=cut, to=to, term=term, decision=decision)
             reach("sqlite.rewound")
 
     def refuse_rewind(self, output: str, cut: Position) -> None:
         if not self.path.exists():
-            raise self._gone(cut)
-        with self._reading() as db:
-            self._before.back_to(db, output, cut)
-
-    def _gone(self, position: Position) -> TargetBehind:
-        return TargetBehind(
-            f"{self}: the table is gone, with the epochs up to {position.epoch}",
-            hint="bring back the table as it was, or write to a new one",
-        )
-
-    def add(self, publication: Publication) -> None:
-        if all(os.path.exists(file.path) for file in publication.files):
-            with self._writing() as db:
-                self._write(db, publication, None)
+            raise self._gone()
+        with self._database.reading() as db:
+            self._undo.back_to(db, output, cut)
 
     def _write(self, db: sqlite3.Connection, publication: Publication, step: int | None) -> int:
         """Write the rows; with a `step`, also what they change, as it was before."""
         wanted = self._columns(publication.schema, publication.mode)
         self._create(db, wanted)
-        if step is not None:
-            self._before.begin(db, step, publication.mode, list(wanted))
+        if step is not None and not self._undo.is_tagged(publication.mode):
+            self._undo.watch(db, step, publication.mode, list(wanted))
         if publication.mode == "complete":
             db.execute(f"DELETE FROM {self.table}")
-        names, marks = ", ".join(map(quote, wanted)), ", ".join("?" * len(wanted))
-        insert = f"INSERT INTO {self.table} ({names}) VALUES ({marks})"
-        return self._fill(db, publication, f"{insert} {self._upsert(wanted)}")
-
-    def _upsert(self, wanted: dict[str, str]) -> str:
-        if not self.key:
-            return ""
-        rest = [name for name in wanted if name not in self.key]
-        sets = ", ".join(f"{quote(n)} = excluded.{quote(n)}" for n in rest)
-        action = f"UPDATE SET {sets}" if rest else "NOTHING"
-        return f"ON CONFLICT ({', '.join(map(quote, self.key))}) DO {action}"
+        marks = ", ".join("?" * len(wanted))
+        insert = f"INSERT INTO {self.table} ({list_of(wanted)}) VALUES ({marks})"
+        if self.key:
+            insert += f" {on_conflict(self.key, wanted)}"
+        return self._fill(db, publication, insert)
 
     def _fill(self, db: sqlite3.Connection, publication: Publication, insert: str) -> int:
         kinds, count = columns(publication.schema), 0
-        tagged = self._is_tagged(publication.mode)
+        tagged = self._undo.is_tagged(publication.mode)
         tags = (publication.lineage, publication.epoch) if tagged else ()
         for file in publication.files:
             if not os.path.exists(file.path):
@@ -278,10 +194,6 @@ class Sqlite(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind):
                 db.executemany(insert, (row + tags for row in zip(*lists, strict=True)))
                 count += batch.num_rows
         return count
-
-    def _is_tagged(self, mode: str) -> bool:
-        """Do rows carry their epoch?"""
-        return mode == "append" and not self.key
 
     # -------------------------------------------------------------- the table
 
@@ -301,12 +213,12 @@ class Sqlite(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind):
 
     def _columns(self, schema: str, mode: str) -> dict[str, str]:
         kinds = {name: sqlite_type(kind) for name, kind in columns(schema).items()}
-        return {**kinds, **TAGS} if self._is_tagged(mode) else kinds
+        return {**kinds, **TAGS} if self._undo.is_tagged(mode) else kinds
 
     def _create(self, db: sqlite3.Connection, wanted: dict[str, str]) -> None:
-        body = ", ".join(f"{quote(name)} {kind}" for name, kind in wanted.items())
+        body = definitions(wanted)
         if self.key:
-            body += f", PRIMARY KEY ({', '.join(map(quote, self.key))})"
+            body += f", PRIMARY KEY ({list_of(self.key)})"
         db.execute(f"CREATE TABLE IF NOT EXISTS {self.table} ({body})")
 
     def _refuse_creation(self, wanted: dict[str, str], *, images: bool) -> None:
@@ -315,8 +227,8 @@ class Sqlite(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind):
         try:
             with contextlib.closing(sqlite3.connect(":memory:")) as db:
                 self._create(db, wanted)
-                if images and self.keep_before:
-                    self._before.make(db, list(wanted))
+                if images and self._keeps_images:
+                    self._undo.make(db, list(wanted))
         except (sqlite3.Error, UnicodeError) as error:
             raise JobError(
                 f"{self} cannot be created: {error}",
@@ -341,131 +253,12 @@ class Sqlite(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind):
         if self.key and {(name, "BINARY") for name in self.key} not in unique:
             raise SchemaMismatch(
                 f"{self}: the table has no unique index on ({', '.join(self.key)})",
-                hint=f"CREATE UNIQUE INDEX {self.table}_key ON {self.table} "
-                f"({', '.join(map(quote, self.key))})",
+                hint=f"CREATE UNIQUE INDEX {self.table}_key ON {self.table} ({list_of(self.key)})",
             )
 
     @staticmethod
     def _pragma(db: sqlite3.Connection, name: str, of: str) -> list[Any]:
         return db.execute(f"PRAGMA {name}({quote(of)})").fetchall()
-
-    def _refuse_other_owner(self, db: sqlite3.Connection, output: str) -> None:
-        if not self._has_ledger(db):
-            return
-        table = (self.table.lower(),)
-        row = db.execute(f"SELECT output FROM {_LEDGER} WHERE target = ?", table).fetchone()
-        if row is not None and row[0] != output:
-            raise TargetForeign(
-                f"table {self.table} in {self.path} belongs to output {row[0]}, not to {output}",
-                hint="give every output a table of its own",
-            )
-
-    def _ledger(self, db: sqlite3.Connection, output: str) -> Ledger:
-        if not self._has_ledger(db):
-            return Ledger()
-        row = db.execute(
-            f"SELECT term, lineage, epoch, decision FROM {_LEDGER} WHERE output = ?", (output,)
-        ).fetchone()
-        if row is None:
-            return Ledger()
-        return Ledger(row[0], Position(row[1], row[2]) if row[1] else None, row[3] or "")
-
-    @staticmethod
-    def _has_ledger(db: sqlite3.Connection) -> bool:
-        found = db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (_LEDGER,)).fetchone()
-        return found is not None
-
-    # -------------------------------------------------------------- connections
-
-    @contextlib.contextmanager
-    def _connect(self) -> Iterator[sqlite3.Connection]:
-        try:
-            db = sqlite3.connect(self.path, timeout=self.timeout, isolation_level=None)
-        except sqlite3.Error as error:
-            raise TargetError(
-                f"cannot open {self.path}: {error}", hint="look at the path and its permissions"
-            ) from error
-        try:
-            yield db
-        finally:
-            db.close()
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        with self._connect() as db:
-            try:
-                yield db
-            except sqlite3.Error as error:
-                raise self._translate(error) from error
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction: all of it, or nothing. A lock that nobody gives up is an error."""
-        make_dirs(self.path.parent)
-        with self._connect() as db:
-            try:
-                self._use_write_ahead_log(db)
-                db.execute("PRAGMA synchronous=FULL")
-                db.execute("BEGIN IMMEDIATE")
-                yield db
-            except sqlite3.Error as error:
-                self._roll_back(db)
-                raise self._translate(error) from error
-            except BaseException:
-                self._roll_back(db)
-                raise
-            try:
-                db.execute("COMMIT")
-            except sqlite3.Error as error:
-                full = (
-                    getattr(error, "sqlite_errorname", "") == "SQLITE_FULL"
-                )  # SQLite has rolled back by itself
-                if db.in_transaction or full:
-                    self._roll_back(db)
-                    raise self._translate(error) from error
-                raise PublishUnknown(
-                    f"{self}: no answer to COMMIT: {error}",
-                    hint="start the job again; it looks at the ledger",
-                ) from error
-
-    def _use_write_ahead_log(self, db: sqlite3.Connection) -> None:
-        """SQLite keeps the mode that it had if it cannot change it, and says so only here. In
-        another mode readers and the job lock each other out, and a power cut can take back what was
-        committed last."""
-        mode = db.execute("PRAGMA journal_mode=WAL").fetchone()[0]
-        if mode != "wal":
-            raise TargetError(
-                f"{self}: SQLite cannot keep a write-ahead log here; the journal mode stays {mode}",
-                hint="move the database to a local file system (WAL needs shared memory)",
-            )
-
-    @staticmethod
-    def _roll_back(db: sqlite3.Connection) -> None:
-        with contextlib.suppress(sqlite3.Error):
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-
-    def _translate(self, error: sqlite3.Error) -> Exception:
-        name = getattr(error, "sqlite_errorname", "") or ""
-        if name.startswith("SQLITE_FULL") or (
-            name.startswith("SQLITE_IOERR") and shutil.disk_usage(self.path.parent).free < _NO_SPACE
-        ):
-            return DiskFull(
-                f"no space left on the file system of {self.path}",
-                hint="make space and start the job again; it goes on where it stood",
-            )
-        if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
-            return TargetError(
-                f"{self.path} is not a database, or it is damaged: {error}",
-                hint="put it back from a backup, or name another file",
-            )
-        hint = "see who holds it (fuser), then start the job again; nothing became visible"
-        if name.startswith("SQLITE_CONSTRAINT"):
-            hint = (
-                "the table refuses rows that are decided: drop the constraint and start again; "
-                "nothing is lost"
-            )
-        return PublishFailed(f"{self}: {error}", hint=hint)
 
 
 def _batches(path: str, names: list[str] | None = None) -> Iterator[Any]:

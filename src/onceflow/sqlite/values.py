@@ -82,11 +82,11 @@ def _json(value: Any) -> str | None:
     return None if value is None else json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
 
 
-def may_be_unfit(kind: str) -> bool:
+def may_be_unstorable(kind: str) -> bool:
     return kind == "string" or kind.startswith(("date", "timestamp"))
 
 
-def sqlite_unfit(batch: Any, key: Sequence[str]) -> Counter[str]:
+def count_unstorable(batch: Any, key: Sequence[str]) -> Counter[str]:
     """What SQLite cannot store, or its functions for dates cannot read -> how many of it."""
     import pyarrow.compute as pc
 

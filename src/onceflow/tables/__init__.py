@@ -1,5 +1,5 @@
-"""What the sinks for tables of SQL databases share: keys, modes, images for a rewind.
+"""Tables of SQL databases: what every sink for one shares.
 
-Lives here: code without a database client. May not live here: SQL of one database. Start reading in
-`rewind_history.py`.
+Lives here: code without a database client, and SQL that is the same in all of them. May not live
+here: what one database does in its own way. Start reading in `sink.py`.
 """

@@ -28,7 +28,7 @@ _NOTHING = Stretch("", -1, -1, 0)  # what everything began with
 
 
 @dataclass(frozen=True)
-class Steps:
+class RewindHistory:
     """The stretches that stand, oldest first; the last ends where the ledger is."""
 
     done: int = 0  # number of the last step
@@ -36,36 +36,36 @@ class Steps:
     stretches: tuple[Stretch, ...] = ()
 
     @classmethod
-    def of(cls, said: Mapping[str, Any]) -> Steps:
+    def of(cls, said: Mapping[str, Any]) -> RewindHistory:
         stretches = tuple(Stretch(**stretch) for stretch in said["stretches"])
         return cls(said["done"], said["known"], stretches)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    def after(self, publication: Publication) -> Steps:
+    def after(self, publication: Publication) -> RewindHistory:
         """With one step more."""
         lineage, epoch, step = publication.lineage, publication.epoch, self.done + 1
         began = Stretch(lineage, epoch, epoch, step)
         top = self.stretches[-1] if self.stretches else None
         if publication.previous is None:
             nothing = replace(_NOTHING, step=self.done)
-            return Steps(step, self.done, (nothing, replace(began, first=epoch - 1)))
+            return RewindHistory(step, self.done, (nothing, replace(began, first=epoch - 1)))
         if top is None or publication.previous != Position(top.lineage, top.last):
-            return Steps(step, step, (began,))  # epochs before it were published without a note
+            return RewindHistory(step, step, (began,))  # older ones were published without a note
         if top.lineage != lineage:
             return replace(self, done=step, stretches=(*self.stretches, began))
         if top.last + 1 != epoch:
-            return Steps(step, step, (began,))
+            return RewindHistory(step, step, (began,))
         longer = replace(top, last=epoch, step=step)
         return replace(self, done=step, stretches=(*self.stretches[:-1], longer))
 
-    def forgetting(self, known: int) -> Steps:
+    def forgetting(self, known: int) -> RewindHistory:
         """What the steps up to `known` changed is not kept any more."""
         left = tuple(stretch for stretch in self.stretches if stretch.step >= known)
         return self if known <= self.known else replace(self, known=known, stretches=left)
 
-    def back_to(self, cut: Position, target: str) -> Steps:
+    def back_to(self, cut: Position, target: str) -> RewindHistory:
         """As they were at the cut. `TargetBehind` if one cannot go back to there."""
         left = list(self.stretches)
         while left and left[-1].lineage != cut.lineage:
@@ -90,12 +90,12 @@ class Steps:
         stands = (*left[:-1], replace(left[-1], last=last, step=step))
         return replace(self, done=step, stretches=stands)
 
-    def begin(self, to: Position) -> Steps:
+    def begin(self, to: Position) -> RewindHistory:
         """A new lineage goes on from here."""
         began = Stretch(to.lineage, to.epoch, to.epoch, self.done)
         return replace(self, stretches=(*self.stretches, began))
 
-    def gone(self, later: Steps) -> list[tuple[str, int]]:
+    def gone(self, later: RewindHistory) -> list[tuple[str, int]]:
         """What `later` has that these have not: lineages, and above which epoch of each."""
         here = {stretch.lineage: stretch.last for stretch in self.stretches}
         return [
