@@ -326,8 +326,8 @@ class OnTerminal:
                 self._said += data
         except (BlockingIOError, OSError):
             pass
-        text = self._said.decode().replace("\r\n", "\n")
-        return re.sub(r"\x1b\[\d*[A-Za-z]", "", text).replace("\r", "")
+        text = self._said.decode().replace("\r\n", "\n").replace("\r\x1b[2K", "\n")
+        return re.sub(r"\x1b\[\??\d*[A-Za-z]", "", text).replace("\r", "")
 
     def see(self, pattern: str) -> re.Match[str]:
         ended = lambda: self.process.poll() is not None  # noqa: E731
@@ -357,7 +357,7 @@ def test_a_person_sees_live_lines_and_ctrl_c_stops_at_an_epochs_end(tmp_path: Pa
         led = run.see(r"job story, process (\d+), home ")
         run.see(r"result -> Files\('\S+'\): exactly-once")
         run.see(r"query +epoch +in +out +lag +published +watermark +state\n")
-        run.see(r"result +\d+ .* rows/s .* rows/s .* s .* s ago +2026-01-01T\S+Z .* rows\n")
+        run.see(r"result +\d+ .* rows/s .* rows/s .* s .* s ago +2026-01-01T\S+Z .* rows")
         story.write_input(range(2, 4))
         patiently(lambda: story.published() == story.expected(4))
         (status,) = json.loads(

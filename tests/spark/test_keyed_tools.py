@@ -237,7 +237,7 @@ def test_show_finds_a_key_without_looking_at_the_others(world: World) -> None:
         (["--key", '["ann", "one"]'], "is not of type long"),
         (["--step", "nope"], "job shop has no keyed step 'nope'"),
         (["--operator", 0], "totals keeps no state that can be shown"),
-        (["--step", "spend", "--store", "default"], "--step is of keyed state"),
+        (["--step", "spend", "--store", "default"], "--step is for keyed steps"),
         (["--epoch", 9], "epoch 9 of shop/totals is not retained"),
     ):
         with pytest.raises(JobError, match=says):

@@ -23,6 +23,7 @@ from onceflow import Flow, sources
 from onceflow.cli import cli
 from onceflow.errors import JobError, OnceflowError
 from onceflow.protocol.home import JobFolder
+from onceflow.protocol.lease import host_name
 from onceflow.sinks import Files
 from onceflow.snapshots.state_view import choose_stores, states_at
 
@@ -246,7 +247,7 @@ def test_lineages_are_a_tree_and_their_epochs_are_found_in_it(story: Story) -> N
     last = first["queries"]["result"]["last"]
     assert (first["parent"], first["current"], first["reason"]) == (None, True, "start")
     assert [s["name"] for s in first["savepoints"]] == ["whole"]
-    assert first["who"] == f"process {os.getpid()} on {library.runtime.lease.host_name()}"
+    assert first["who"] == f"process {os.getpid()} on {host_name()}"
 
     before = rows(story, "--epoch", 1, "--limit", 1000)
     for _ in range(2):

@@ -25,6 +25,7 @@ from onceflow.protocol.home import DEFAULT_HOME
 Event = dict[str, Any]
 
 _COLOURS = {"ok": "green", "warning": "yellow", "wrong": "red", "error": "red", "fix": "green"}
+_NEWS_EVERY = 2.0  # seconds
 _ERASE_ROW = "\r\x1b[2K"
 
 # ---------------------------------------------------------------- options that commands share
@@ -99,6 +100,32 @@ def is_terminal() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
+class ProgressLine:
+    """How far a command is, on standard error: one line that changes on a terminal, else news every
+    few seconds."""
+
+    def __init__(self, text: str, *, quiet: bool) -> None:
+        self._text, self._quiet, self._live = text, quiet, sys.stderr.isatty()
+        self._next = time.monotonic() + _NEWS_EVERY
+
+    def __call__(self, done: int) -> None:
+        if self._quiet or not (self._live or time.monotonic() >= self._next):
+            return
+        self._next = time.monotonic() + _NEWS_EVERY
+        said = self._text.format(done)
+        click.echo(_ERASE_ROW + said if self._live else said, nl=not self._live, err=True)
+
+    def clear(self) -> None:
+        if self._live and not self._quiet:
+            click.echo(_ERASE_ROW, nl=False, err=True)
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
+
 # ---------------------------------------------------------------- what happens, as it happens
 
 
@@ -108,7 +135,7 @@ class Report:
     json_every = 1.0  # seconds from one "progress" to the next, at least
     news_every = 5.0  # the same, for the lines of a log
     live_events = frozenset({"progress"})  # on a terminal they change the live lines
-    errors = frozenset[str]()  # events that are said on standard error
+    errors = frozenset[str]()  # events that go to standard error
 
     def __init__(self) -> None:
         self.progress: Event | None = None  # the last one

@@ -180,8 +180,8 @@ def _say(command: list[str]) -> str:
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    said = (done.stdout or done.stderr).strip().splitlines()
-    return re.sub(r"\x1b\[[\d;]*m", "", said[0])[:200] if said else f"exit code {done.returncode}"
+    lines = (done.stdout or done.stderr).strip().splitlines()
+    return re.sub(r"\x1b\[[\d;]*m", "", lines[0])[:200] if lines else f"exit code {done.returncode}"
 
 
 # ---------------------------------------------------------------- disk and clocks
@@ -233,7 +233,7 @@ def _newest_decision(job: JobFolder) -> float:
     try:
         lasts = [query.epoch_log().read().last for query in job.queries()]
     except OnceflowError:
-        return 0.0  # told with the job
+        return 0.0  # reported with the job
     return max((datetime.fromisoformat(d.at).timestamp() for d in lasts if d), default=0.0)
 
 

@@ -74,10 +74,10 @@ def show_(
     )
     if rerun is not None:
         again = _rerun(folder, rerun, found, as_json=as_json)
-        for told in found:
-            told["rerun"] = again[told["query"]]
-    show(found, as_json=as_json, text=lambda told: "\n\n".join(map(_text, told)))
-    sys.exit(0 if all(told.get("rerun", _SAME)["same"] for told in found) else 9)
+        for facts in found:
+            facts["rerun"] = again[facts["query"]]
+    show(found, as_json=as_json, text=lambda facts: "\n\n".join(map(_text, facts)))
+    sys.exit(0 if all(facts.get("rerun", _SAME)["same"] for facts in found) else 9)
 
 
 def _rerun(
@@ -98,73 +98,74 @@ def _rerun(
         job = load(spec)
         send_to_workers(file)
         return {
-            told["query"]: rerun(job, folder, told["epoch"], query=told["query"], spark=spark)
-            for told in found
+            facts["query"]: rerun(job, folder, facts["epoch"], query=facts["query"], spark=spark)
+            for facts in found
         }
     except OnceflowError:
         raise
     except Exception as error:  # of the job, or of Spark because of it
-        said = describe_error(error, Path(file), log=log)
-        problem = JobError(said.message, hint=said.hint)
-        problem.exit_code = said.exit_code
+        described = describe_error(error, Path(file), log=log)
+        problem = JobError(described.message, hint=described.hint)
+        problem.exit_code = described.exit_code
         raise problem from error
 
 
-def _text(told: dict[str, Any]) -> str:
-    decision = told["decision"]
+def _text(facts: dict[str, Any]) -> str:
+    decision = facts["decision"]
     lines = [
-        f"epoch {told['epoch']:,} of {told['job']}/{told['query']}, lineage {told['lineage'][:8]}",
+        f"epoch {facts['epoch']:,} of {facts['job']}/{facts['query']}, "
+        f"lineage {facts['lineage'][:8]}",
         f"decided {decision['at']} in term {decision['term']} ({decision['nonce'][:8]})",
         "",
         table(["source", "from", "to", "files"], [
             [part["source"], _offset(part["start"]), _offset(part["end"]),
              "-" if part["files"] is None else number(part["files"], "files")]
-            for part in told["input"]
+            for part in facts["input"]
         ]),
-        f"rows in: {_known(told['rows_in'], 'rows')}",
+        f"rows in: {_known(facts['rows_in'], 'rows')}",
         "",
         table(["output", "rows", "files", "size", "mode", "guarantee"], [
             [part["output"], number(part["rows"], "rows"), number(part["files"], "files"),
              number(part["bytes"], "bytes"), part["mode"], part["guarantee"]]
-            for part in told["outputs"]
+            for part in facts["outputs"]
         ]),
     ]  # fmt: skip
-    if told["state"]:
+    if facts["state"]:
         rows = [
             [str(part["operator"]), part["kind"] or "-", number(part["partitions"], "partitions"),
              part["ids"][0][0][:8] if part["ids"] and part["ids"][0] else "-"]
-            for part in told["state"]
+            for part in facts["state"]
         ]  # fmt: skip
         lines += ["", table(["operator", "kind", "partitions", "first id"], rows)]
-        lines.append(f"rows of state: {_known(told['state_rows'], 'rows')}")
-    if told["keyed"]:
+        lines.append(f"rows of state: {_known(facts['state_rows'], 'rows')}")
+    if facts["keyed"]:
         rows = [
             [part["step"], number(part["rows"], "rows"), number(part["late"], "rows"),
              number(part["fired"], "keys"),
              "-" if part["watermark_ms"] is None else _time(part["watermark_ms"])]
-            for part in told["keyed"]
+            for part in facts["keyed"]
         ]  # fmt: skip
         head = ["keyed step", "rows in", "late", "timers fired of", "watermark of the next epoch"]
         lines += ["", table(head, rows)]
-    if told["watermark_ms"] is not None:
-        lines += ["", f"watermark of the next epoch: {_time(told['watermark_ms'])}"]
+    if facts["watermark_ms"] is not None:
+        lines += ["", f"watermark of the next epoch: {_time(facts['watermark_ms'])}"]
     took = "not known"
-    if told["ms"]:
-        took = ", ".join(f"{step} {ms:,.0f} ms" for step, ms in told["ms"].items())
+    if facts["ms"]:
+        took = ", ".join(f"{step} {ms:,.0f} ms" for step, ms in facts["ms"].items())
     lines += ["", f"time by step: {took}"]
-    if "rerun" in told:
-        lines += ["", _again(told["rerun"])]
+    if "rerun" in facts:
+        lines += ["", _again(facts["rerun"])]
     return "\n".join(lines)
 
 
-def _again(told: dict[str, Any]) -> str:
-    rows, by = told["rows"], f"compared by {told['compared_by']}"
-    if told["same"]:
+def _again(facts: dict[str, Any]) -> str:
+    rows, by = facts["rows"], f"compared by {facts['compared_by']}"
+    if facts["same"]:
         return f"ran it again: the same {number(rows['now'], 'rows')}, {by}"
     text = f"ran it again: NOT the same, {by}: {rows['then']:,} rows then, {rows['now']:,} now"
-    if told["columns"]:
-        return f"{text}\n  run twice more, these columns differ: {', '.join(told['columns'])}"
-    if told["columns"] is None:
+    if facts["columns"]:
+        return f"{text}\n  run twice more, these columns differ: {', '.join(facts['columns'])}"
+    if facts["columns"] is None:
         return text
     return f"{text}\n  run twice, it gives the same rows: code or input have changed since"
 

@@ -70,10 +70,10 @@ def command(job: str, *, name: str, home: str, **options: Any) -> None:
         except (FileNotFoundError, CheckpointRefused):  # Spark removed it before it was copied
             if last or options["savepoint"]:
                 raise
-    told = {
+    facts = {
         "job": name, "of": job, "lineage": lineage, "outputs": [vars(move) for move in moves],
     }  # fmt: skip
-    show(told, as_json=options["as_json"], text=_text)
+    show(facts, as_json=options["as_json"], text=_text)
 
 
 def _fork(parent: JobFolder, folder: JobFolder, savepoint: str | None) -> tuple[Fork, str]:
@@ -109,9 +109,9 @@ def _pair(text: str) -> tuple[str, str]:
     return output, name
 
 
-def _text(told: dict[str, Any]) -> str:
-    rows = [[f"{m['query']}/{m['output']}", m["of"], m["to"]] for m in told["outputs"]]
-    lines = table(["output", f"of {told['of']}", f"of {told['job']}"], rows)
-    if told["lineage"] is None:
+def _text(facts: dict[str, Any]) -> str:
+    rows = [[f"{m['query']}/{m['output']}", m["of"], m["to"]] for m in facts["outputs"]]
+    lines = table(["output", f"of {facts['of']}", f"of {facts['job']}"], rows)
+    if facts["lineage"] is None:
         return f"{lines}\nnothing was changed"
-    return f"{lines}\nrun it: onceflow run JOB.py --as {told['job']}"
+    return f"{lines}\nrun it: onceflow run JOB.py --as {facts['job']}"

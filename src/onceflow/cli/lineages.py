@@ -11,7 +11,7 @@ from onceflow.cli.display import home_option, json_option, show
 from onceflow.protocol.home import chosen
 from onceflow.snapshots.lineages import describe_lineages
 
-Told = dict[str, Any]
+Facts = dict[str, Any]
 
 
 @click.command("lineages")
@@ -39,47 +39,47 @@ def command(job: str, home: str, as_json: bool) -> None:
     )
 
 
-def _text(job: str, found: list[Told]) -> str:
+def _text(job: str, found: list[Facts]) -> str:
     if not found:
         return f"{job} has not started yet"
-    known = {told["lineage"] for told in found}
-    roots = [told for told in found if told["parent"] not in known]
+    known = {facts["lineage"] for facts in found}
+    roots = [facts for facts in found if facts["parent"] not in known]
     return "\n".join([job, *_branches(roots, found, "")])
 
 
-def _branches(siblings: list[Told], all_: list[Told], indent: str) -> Iterator[str]:
-    for told in siblings:
-        last = told is siblings[-1]
-        children = [child for child in all_ if child["parent"] == told["lineage"]]
+def _branches(siblings: list[Facts], all_: list[Facts], indent: str) -> Iterator[str]:
+    for facts in siblings:
+        last = facts is siblings[-1]
+        children = [child for child in all_ if child["parent"] == facts["lineage"]]
         below = indent + ("   " if last else "│  ")
-        yield f"{indent}{'└─' if last else '├─'} {_head(told)}"
-        for line in _facts(told):
+        yield f"{indent}{'└─' if last else '├─'} {_head(facts)}"
+        for line in _facts(facts):
             yield f"{below}{'│' if children else ' '}  {line}"
         yield from _branches(children, all_, below)
 
 
-def _head(told: Told) -> str:
+def _head(facts: Facts) -> str:
     came = ""
-    if told["from"]:
-        epochs = sorted(set(told["from"].values()))
-        which = ", ".join(f"{query} {epoch:,}" for query, epoch in told["from"].items())
-        of = f" of {told['parent'][:8]}"
+    if facts["from"]:
+        epochs = sorted(set(facts["from"].values()))
+        which = ", ".join(f"{query} {epoch:,}" for query, epoch in facts["from"].items())
+        of = f" of {facts['parent'][:8]}"
         came = f", from epoch {epochs[0]:,}{of}" if len(epochs) == 1 else f", from {which}{of}"
-    current = " (current)" if told["current"] else ""
-    return f"{told['lineage'][:8]}{current}  {told['reason']}{came}"
+    current = " (current)" if facts["current"] else ""
+    return f"{facts['lineage'][:8]}{current}  {facts['reason']}{came}"
 
 
-def _facts(told: Told) -> Iterator[str]:
-    who = f" by {told['who']}" if told["who"] else ""
-    code = f", code {str(told['code'])[:12]}" if told["code"] else ""
-    yield f"{told['at']}{who}{code}"
-    for query, epochs in told["queries"].items():
+def _facts(facts: Facts) -> Iterator[str]:
+    who = f" by {facts['who']}" if facts["who"] else ""
+    code = f", code {str(facts['code'])[:12]}" if facts["code"] else ""
+    yield f"{facts['at']}{who}{code}"
+    for query, epochs in facts["queries"].items():
         if epochs is None:
             yield f"{query}: nothing decided yet"
         elif epochs["first"] == epochs["last"]:
             yield f"{query}: epoch {epochs['last']:,}"
         else:
             yield f"{query}: epochs {epochs['first']:,} to {epochs['last']:,}"
-    for savepoint in told["savepoints"]:
+    for savepoint in facts["savepoints"]:
         which = ", ".join(f"{query} {epoch:,}" for query, epoch in savepoint["epochs"].items())
         yield f"savepoint {savepoint['name']} (after {which})"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onceflow.cli.display import json_option, show, write_nowhere
+from onceflow.cli.display import ProgressLine, json_option, show, write_nowhere
 from onceflow.contract.schema import parse_schema, spark_schema
 from onceflow.errors import BadInput, DiskFull, JobError
 from onceflow.log.embedded import DEFAULT_SCHEMA, EmbeddedLog
@@ -96,9 +96,9 @@ def append(  # noqa: PLR0917 - one parameter for each option
     log = None if _is_free(path) else EmbeddedLog(path)
     schema = log.facts.schema if log else _schema_of(inputs)
     rejects = None if reject is None else Rejects(Path(reject))
-    progress = _Progress()
+    progress = ProgressLine("{:,} rows read", quiet=as_json or not sys.stderr.isatty())
     intake = Intake(inputs, schema, now=time.time_ns() // 1000, rejects=rejects,
-                    progress=progress.show)  # fmt: skip
+                    progress=progress)  # fmt: skip
     if not files and sys.stdin.isatty():
         click.echo("reading lines from the terminal; Ctrl-D ends them", err=True)
     created, done = log is None, None
@@ -154,30 +154,15 @@ def _first_of(tables: Iterator[pa.Table], path: str) -> Iterator[pa.Table] | Non
 
 def _appended(done: dict[str, Any]) -> str:
     if done["already"]:
-        said = f"{done['log']} has these {number(done['rows'], 'rows')} already"
+        text = f"{done['log']} has these {number(done['rows'], 'rows')} already"
     elif done["commit"] is None:
-        said = "there was nothing to append"
+        text = "there was nothing to append"
     else:
         to = f"{done['log']}{', which is new' if done['created'] else ''}"
-        said = f"appended {number(done['rows'], 'rows')} to {to} (commit {done['commit']:,})"
+        text = f"appended {number(done['rows'], 'rows')} to {to} (commit {done['commit']:,})"
     if done["rejected"]:
-        said += f"\n{number(done['rejected'], 'lines')} did not fit, and are in {done['reject']}"
-    return said
-
-
-class _Progress:
-    """How many rows were read, on a terminal."""
-
-    def __init__(self) -> None:
-        self._live = sys.stderr.isatty()
-
-    def show(self, rows: int) -> None:
-        if self._live:
-            click.echo(f"\r{number(rows, 'rows')} read", nl=False, err=True)
-
-    def clear(self) -> None:
-        if self._live:
-            click.echo("\r\x1b[2K", nl=False, err=True)
+        text += f"\n{number(done['rejected'], 'lines')} did not fit, and are in {done['reject']}"
+    return text
 
 
 # ---------------------------------------------------------------- places in a log

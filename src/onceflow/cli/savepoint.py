@@ -140,7 +140,7 @@ def delete(job: str, savepoint: str, home: str, as_json: bool) -> None:
     show(deleted, as_json=as_json, text=lambda d: f"savepoint {d['name']} is deleted")
 
 
-# ---------------------------------------------------------------- what is said
+# ---------------------------------------------------------------- text
 
 
 def _list(found: dict[str, Any]) -> str:
@@ -153,20 +153,20 @@ def _list(found: dict[str, Any]) -> str:
     ]
     if not found["savepoints"]:
         lines.append(f"job {found['job']} has no savepoint")
-    for told in found["retained"]:
-        lines += ["", _retained(found["job"], told)]
+    for query in found["retained"]:
+        lines += ["", _retained(found["job"], query)]
     return "\n".join(lines)
 
 
-def _retained(job: str, told: dict[str, Any]) -> str:
-    if not told["count"]:
-        return f"{told['query']}: no epoch is decided yet"
-    if "epochs" in told:
-        rows = [[str(e["epoch"]), e["at"], number(e["rows"], "rows")] for e in told["epochs"]]
-        return table([f"epoch of {told['query']}", "decided", "published"], rows)
-    first, last = told["first"], told["last"]
+def _retained(job: str, query: dict[str, Any]) -> str:
+    if not query["count"]:
+        return f"{query['query']}: no epoch is decided yet"
+    if "epochs" in query:
+        rows = [[str(e["epoch"]), e["at"], number(e["rows"], "rows")] for e in query["epochs"]]
+        return table([f"epoch of {query['query']}", "decided", "published"], rows)
+    first, last = query["first"], query["last"]
     return (
-        f"{told['query']}: {number(told['count'], 'epochs')} retained, {first['epoch']} of "
+        f"{query['query']}: {number(query['count'], 'epochs')} retained, {first['epoch']} of "
         f"{first['at']} to {last['epoch']} of {last['at']}\n"
         f"  go back to one: onceflow rollback {job} --to EPOCH|TIME; list them: --epochs"
     )

@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-import time
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from onceflow.cli.display import home_option, indented, is_terminal, json_option, show, table
+from onceflow.cli.display import (
+    ProgressLine,
+    home_option,
+    indented,
+    is_terminal,
+    json_option,
+    show,
+    table,
+)
 from onceflow.cli.restore import answered, plan_option
 from onceflow.errors import JobError
 from onceflow.jobs.stop_request import who
@@ -25,7 +32,6 @@ if TYPE_CHECKING:
     from onceflow.snapshots.keyed_state_view import KeyedState
 
 _LARGEST = 5  # key groups that are listed
-_TELL_EVERY = 2.0  # seconds
 
 query_option = click.option("--query", metavar="NAME", help="Only this query.")
 epoch_option = click.option(
@@ -75,14 +81,14 @@ def list_(
     """
     folder = chosen(home, job)[0]
     found = describe_states(folder, query=query, epoch=epoch)
-    show(found, as_json=as_json, text=lambda told: "\n\n".join(_list(t, every) for t in told))
+    show(found, as_json=as_json, text=lambda answer: "\n\n".join(_list(a, every) for a in answer))
 
 
-def _list(told: dict[str, Any], every: bool) -> str:
-    first, last = told["retained"]
-    title = f"{told['query']} after epoch {told['epoch']:,} (retained: {first:,} to {last:,})"
-    parts = [_steps(told["keyed"], every=every)] if told["keyed"] else []
-    parts += [_stores(told["stores"])] if told["stores"] else []
+def _list(answer: dict[str, Any], every: bool) -> str:
+    first, last = answer["retained"]
+    title = f"{answer['query']} after epoch {answer['epoch']:,} (retained: {first:,} to {last:,})"
+    parts = [_steps(answer["keyed"], every=every)] if answer["keyed"] else []
+    parts += [_stores(answer["stores"])] if answer["stores"] else []
     parts = parts or ["keeps no state"]
     return indented(title, "\n".join(parts))
 
@@ -288,18 +294,6 @@ def _one(
     return choose_step(folder, steps, step, one=True)[0]
 
 
-class _Progress:
-    """Lines on standard error, for what takes longer than a moment."""
-
-    def __init__(self, text: str, *, quiet: bool) -> None:
-        self._text, self._quiet, self._next = text, quiet, time.monotonic() + _TELL_EVERY
-
-    def __call__(self, done: int) -> None:
-        if not self._quiet and time.monotonic() >= self._next:
-            click.echo(self._text.format(done), err=True)
-            self._next = time.monotonic() + _TELL_EVERY
-
-
 @command.command("export")
 @click.argument("job")
 @step_option
@@ -330,13 +324,14 @@ def export(
     """
     state = _one(chosen(home, job)[0], step, query=query, epoch=epoch)
     groups = state.manifest.groups
-    rows = state.export(to.absolute(), _Progress(f"{{:,}} of {groups:,} key groups", quiet=as_json))
-    told = {
+    with ProgressLine(f"{{:,}} of {groups:,} key groups", quiet=as_json) as progress:
+        rows = state.export(to.absolute(), progress)
+    answer = {
         "job": job, "query": state.query.name, "step": step, "epoch": state.decision.epoch,
         "lineage": state.query.lineage, "rows": rows, "to": str(to.absolute()),
     }  # fmt: skip
     show(
-        told,
+        answer,
         as_json=as_json,
         text=lambda t: (
             f"{number(t['rows'], 'rows')} of {t['query']} after epoch {t['epoch']:,}, "
@@ -384,47 +379,52 @@ def import_(job: str, *, step: str, source: Path, home: str, **options: Any) -> 
     folder = chosen(home, job)[0]
     as_json, only_plan = options["as_json"], options["only_plan"]
     state = _one(folder, step, query=options["query"])
-    progress = _Progress("{:,} rows read", quiet=as_json)
-    with prepared(folder, state, source.absolute(), progress) as ready:
+    with (
+        ProgressLine("{:,} rows read", quiet=as_json) as progress,
+        prepared(folder, state, source.absolute(), progress) as ready,
+    ):
+        progress.clear()
         answers = [vars(answer) for answer in ready.restore.plan()]
-        told: dict[str, Any] = {
+        answer: dict[str, Any] = {
             "job": job, "query": state.query.name, "step": step, "epoch": state.decision.epoch,
             "rows": ready.loaded.rows, "absent": list(ready.loaded.absent),
             "lineage": None, "ended": state.query.lineage, "outputs": answers,
         }  # fmt: skip
         if not only_plan:
-            _ask(told, yes=options["yes"], as_json=as_json)
-            told["lineage"] = ready.restore.run({"who": who(), "savepoint": None})
-    show(told, as_json=as_json, text=_imported)
+            _ask(answer, yes=options["yes"], as_json=as_json)
+            answer["lineage"] = ready.restore.run({"who": who(), "savepoint": None})
+    show(answer, as_json=as_json, text=_imported)
 
 
-def _ask(told: dict[str, Any], *, yes: bool, as_json: bool) -> None:
+def _ask(answer: dict[str, Any], *, yes: bool, as_json: bool) -> None:
     if yes:
         return
     if as_json or not is_terminal() or not sys.stdin.isatty():
         raise JobError(
-            f"replacing the state of {told['step']} needs a yes, and there is no terminal to ask",
+            f"replacing the state of {answer['step']} needs a yes, and there is no terminal to ask",
             hint="add --yes; --plan says what would be done",
         )
-    click.echo(_said(told))
+    click.echo(_summary(answer))
     click.confirm("replace it?", abort=True)
 
 
-def _said(told: dict[str, Any]) -> str:
-    absent = [f"  {name} is not in all files: null where it is not" for name in told["absent"]]
+def _summary(answer: dict[str, Any]) -> str:
+    absent = [f"  {name} is not in all files: null where it is not" for name in answer["absent"]]
     return "\n".join([
-        f"keyed step {told['step']} of {told['query']} after epoch {told['epoch']:,}: "
-        f"{number(told['rows'], 'rows')} become its state",
+        f"keyed step {answer['step']} of {answer['query']} after epoch {answer['epoch']:,}: "
+        f"{number(answer['rows'], 'rows')} become its state",
         *absent,
-        answered(told["outputs"]),
+        answered(answer["outputs"]),
     ])  # fmt: skip
 
 
-def _imported(told: dict[str, Any]) -> str:
-    if told["lineage"] is None:
-        return f"{_said(told)}\nnothing was changed"
-    back = f"onceflow rollback {told['job']} --lineage {told['ended'][:8]} --to {told['epoch']}"
+def _imported(answer: dict[str, Any]) -> str:
+    if answer["lineage"] is None:
+        return f"{_summary(answer)}\nnothing was changed"
+    back = (
+        f"onceflow rollback {answer['job']} --lineage {answer['ended'][:8]} --to {answer['epoch']}"
+    )
     return (
-        f"{_said(told)}\njob {told['job']} continues in lineage {told['lineage'][:8]}; to undo it: "
-        f"{back} --published CHOICE"
+        f"{_summary(answer)}\njob {answer['job']} continues in lineage {answer['lineage'][:8]}; "
+        f"to undo it: {back} --published CHOICE"
     )
