@@ -18,6 +18,7 @@ import pytest
 import onceflow
 from onceflow.contract.extras import EXTRAS, require
 from onceflow.errors import SetupError
+from onceflow.service.checkup import examine
 
 ROOT = Path(onceflow.__file__).parent
 
@@ -188,6 +189,19 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(
     with pytest.raises(SetupError, match=EXTRAS[extra][0]) as refused:
         require(extra, "this")
     assert refused.value.hint == f"pip install 'onceflow[{extra}]'"
+
+
+def test_doctor_names_the_extras_that_are_not_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = {f.what: f for f in examine(str(tmp_path))}
+    assert found["extras"].says == "kafka, postgres, page, verify"
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    found = {f.what: f for f in examine(str(tmp_path))}
+    assert found["extras"].says == (
+        "kafka, postgres; for page, verify: pip install 'onceflow[page,verify]'"
+    )
 
 
 @pytest.mark.parametrize("command", ["serve", "run job.py --page", "demo"])

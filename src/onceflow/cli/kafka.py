@@ -7,11 +7,8 @@ from typing import Any
 import click
 
 from onceflow.cli.display import home_option, json_option, show, table
-from onceflow.contract.registry import open_target
-from onceflow.errors import LeaseHeld
-from onceflow.kafka.sink import Kafka
-from onceflow.protocol.home import JobFolder, Query, chosen
-from onceflow.protocol.lease import Lease
+from onceflow.protocol.home import chosen
+from onceflow.service.open_transactions import open_transactions
 from onceflow.service.units import number
 
 
@@ -41,41 +38,7 @@ def transactions(job: str, abort: bool, home: str, as_json: bool) -> None:
     onceflow kafka transactions orders --abort
     """
     folder = chosen(home, job)[0]
-    if abort:
-        _refuse_while_led(folder)
-    show(left_open(folder, abort=abort), as_json=as_json, text=_text)
-
-
-def left_open(folder: JobFolder, *, abort: bool) -> list[dict[str, Any]]:
-    sinks: list[tuple[Query, str, Kafka]] = []
-    for query in folder.queries():
-        outputs = (query.epoch_log().read().leader or {}).get("outputs") or {}
-        for name, described in outputs.items():
-            if described.get("kind") == Kafka.kind:
-                sink = open_target(described)
-                assert isinstance(sink, Kafka)
-                sinks.append((query, name, sink))
-    ids = []
-    for query, name, sink in sinks:  # several may share a topic: first all, then what is left
-        output = f"{query.job}/{query.name}/{name}"
-        ids.append(sink.end_transactions(output) if abort else sink.transactional_ids(output))
-    return [
-        {
-            "query": query.name, "output": name, "topic": sink.topic, "ledger": sink.ledger,
-            "ids": taken, "aborted": abort, "open": sink.held_back(),
-        }
-        for (query, name, sink), taken in zip(sinks, ids, strict=True)
-    ]  # fmt: skip
-
-
-def _refuse_while_led(folder: JobFolder) -> None:
-    lease = Lease(folder.folder / "lease", folder.name)
-    holder = lease.holder()
-    if holder is not None and lease.alive(holder):
-        raise LeaseHeld(
-            f"job {folder.name} is led by {holder}: its transactions are its own",
-            hint="stop it first; a driver that runs leaves nothing open",
-        )
+    show(open_transactions(folder, abort=abort), as_json=as_json, text=_text)
 
 
 def _text(found: list[dict[str, Any]]) -> str:

@@ -10,12 +10,11 @@ import click
 from onceflow.cli.display import json_option, show, table
 from onceflow.cli.log_input import append, parse_time, place, tail
 from onceflow.contract.quantities import milliseconds, parse_bytes
-from onceflow.contract.schema import columns
 from onceflow.errors import JobError
+from onceflow.log.description import describe, facts_of
 from onceflow.log.embedded import DEFAULT_SCHEMA, EmbeddedLog
-from onceflow.log.readers import Reader, forget, readers
+from onceflow.log.readers import forget
 from onceflow.log.retention import expired, trim
-from onceflow.log.text_output import show_time
 from onceflow.service.units import age, number
 
 
@@ -88,16 +87,7 @@ def create(  # noqa: PLR0917 - one parameter for each option
         retain_ms=None if retain is None else milliseconds(retain),
         retain_bytes=None if retain_bytes is None else parse_bytes(retain_bytes),
     )  # fmt: skip
-    show(_facts(log), as_json=as_json, text=_created)
-
-
-def _facts(log: EmbeddedLog) -> dict[str, Any]:
-    facts = log.facts
-    return {
-        "log": str(log.path), "id": facts.id, "columns": columns(facts.schema),
-        "key": list(facts.key), "partitions": facts.partitions, "retain_ms": facts.retain_ms,
-        "retain_bytes": facts.retain_bytes,
-    }  # fmt: skip
+    show(facts_of(log), as_json=as_json, text=_created)
 
 
 def _created(facts: dict[str, Any]) -> str:
@@ -127,52 +117,6 @@ def info(path: str, as_json: bool) -> None:
     onceflow log info events
     """
     show(describe(EmbeddedLog(path)), as_json=as_json, text=_described)
-
-
-def describe(log: EmbeddedLog) -> dict[str, Any]:
-    view = log.view
-    parts = [
-        {"partition": p, "earliest": view.low[p], "next": view.next[p], "rows": view.rows(p)}
-        for p in range(log.facts.partitions)
-    ]
-    return {
-        **_facts(log),
-        "partitions": parts,
-        "rows": sum(part["rows"] for part in parts),
-        "bytes": view.bytes - view.removed,
-        "commits": view.position,
-        "created": _time(view.created_at),
-        "last_append": _time(view.appended_at),
-        "producers": [_producer(log, name) for name in sorted(view.ledgers)],
-        "readers": [_reader(log, reader) for reader in readers(log.path)],
-    }
-
-
-def _producer(log: EmbeddedLog, name: str) -> dict[str, Any]:
-    """A job's output has a name with slashes, a term, a lineage and epochs; others a sequence."""
-    said = log.view.ledger(name)
-    at = said.position
-    if "/" in name:
-        return {
-            "name": name, "term": said.term, "lineage": at.lineage if at else None,
-            "epoch": at.epoch if at else None,
-        }  # fmt: skip
-    return {"name": name, "sequence": at.epoch if at else None}
-
-
-def _reader(log: EmbeddedLog, reader: Reader) -> dict[str, Any]:
-    held = [
-        log.view.next[p] - max(needs, log.view.low[p])
-        for p, needs in enumerate(reader.needs[: log.facts.partitions])
-    ]
-    return {
-        "name": reader.name, "home": reader.home, "lineage": reader.lineage,
-        "needs": reader.needs, "holds_rows": sum(max(0, rows) for rows in held), "at": reader.at,
-    }  # fmt: skip
-
-
-def _time(microseconds: int) -> str | None:
-    return show_time(microseconds, digits="milliseconds") if microseconds else None
 
 
 def _described(facts: dict[str, Any]) -> str:
