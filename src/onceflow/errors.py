@@ -1,33 +1,33 @@
-"""Every error that onceflow raises on purpose. Each says what to do about it.
+"""Every error that onceflow raises on purpose. Each says how to fix it.
 
     OnceflowError
     ├── JobError             the job file or what it declares is wrong
     ├── SessionRefused       a Spark session whose settings would break a guarantee
-    ├── SetupError           Java, Spark or the machine is not what we need
+    ├── SetupError           Java, Spark or the machine is not what the job needs
     │   └── StagingDiffers   staged files are not what the tasks of the epoch wrote
     ├── LeaseHeld            another driver leads this job
-    ├── Fenced               a newer driver leads this job; this one must stop
-    ├── Damaged              a file of ours is truncated, altered or missing
-    ├── CheckpointRefused    the checkpoint is not the one this lineage made
+    ├── Fenced               a newer driver has replaced this one, which must stop
+    ├── Damaged              a file of onceflow is truncated, altered or missing
+    ├── CheckpointRefused    Spark's checkpoint is not the one that this lineage made
     ├── TargetError          the target cannot take this output
     │   ├── SchemaMismatch   its columns differ
     │   ├── TargetForeign    it belongs to something else
-    │   └── TargetBehind     its ledger is behind what was published: it was set back
+    │   └── TargetBehind     its ledger is behind what was published, so it was set back
     ├── BadInput             a row of the input cannot be parsed
-    │   └── OutOfRange       rows that were asked for are gone, or not there yet
-    ├── BadRows              rows of an epoch that an output cannot take
+    │   └── OutOfRange       the rows asked for are gone, or not there yet
+    ├── BadRows              an output cannot take some rows of an epoch
     ├── ProcessFailed        a keyed process raised, or returned what does not fit
-    ├── RowsDiffer           an epoch was run again, and its rows are not those that it had
-    ├── PlanChanged          Spark planned something else than what follows; open again
-    ├── PublishFailed        nothing became visible; safe to try again
-    │   └── TargetAway       the target's server does not answer, or takes nobody; it may come back
-    ├── PublishUnknown       it cannot be known; look at the ledger, never guess
-    ├── ServerSilent         a server does not answer; it may come back
-    ├── NotStopped           a job that was asked to stop has not, or not at an epoch's end
-    └── DiskFull             no space left; nothing was decided
+    ├── RowsDiffer           an epoch that was run again has other rows than before
+    ├── PlanChanged          Spark planned another range than the one that follows
+    ├── PublishFailed        nothing became visible, so a retry is safe
+    │   └── TargetAway       the server of the target does not answer, or refuses connections
+    ├── PublishUnknown       the reply was lost; the ledger says what happened
+    ├── ServerSilent         a server does not answer
+    ├── NotStopped           a job has not stopped in time, or not at the end of an epoch
+    └── DiskFull             no space is left, and nothing was decided
 
-`retryable` tells the supervisor whether opening the query again can mend it; `away`, that a server
-must come back for that, so that it is tried until it does.
+`retryable` tells the supervisor whether a retry can help. `away` tells it that a server must answer
+again first, so that it tries until the server does.
 """
 
 from __future__ import annotations
