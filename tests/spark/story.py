@@ -65,7 +65,7 @@ class Story:
     def home(self) -> Path:
         return self.path / "home"
 
-    # -------------------------------------------------------------- input and truth
+    # -------------------------------------------------------------- input and expected
 
     @property
     def from_log(self) -> bool:
@@ -291,12 +291,12 @@ class Story:
         """The outputs hold the expected rows, each epoch as a whole; nothing is left behind."""
         observer = self.observer()
         observer.poll()
-        truth = {
+        expected = {
             target.output: Expected(rows)
             for target, rows in zip(self.targets, self._expected(files).values(), strict=True)
         }
         promised = {target.output: self.guarantee for target in self.targets}
-        found = check("story", self.home, observer, truth, guarantees=promised)
+        found = check("story", self.home, observer, expected, guarantees=promised)
         assert not found, "\n".join(map(str, found))
 
     def check_trace(self) -> None:

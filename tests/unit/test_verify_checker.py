@@ -118,8 +118,8 @@ class Folder:
         self.observer.poll()
         return self
 
-    def kinds(self, truth: Expected = TRUE, **options: Any) -> list[str]:
-        said = check("echo", self.home, self.observer, {"result/result": truth}, **options)
+    def kinds(self, expected: Expected = TRUE, **options: Any) -> list[str]:
+        said = check("echo", self.home, self.observer, {"result/result": expected}, **options)
         return [violation.kind for violation in said]
 
 
@@ -259,13 +259,13 @@ def test_a_version_that_no_records_add_up_to_was_seen(tmp_path: Path) -> None:
             db.execute("INSERT OR REPLACE INTO result VALUES ('a', ?)", (count,))
         observer.poll()
 
-    truth = Expected(Counter([("a", 3)]), frozenset([("a", 1), ("a", 3)]))
+    expected = Expected(Counter([("a", 3)]), frozenset([("a", 1), ("a", 3)]))
     say(1)
     say(3)
-    assert check("echo", tmp_path / "home", observer, {"result/result": truth}) == []
+    assert check("echo", tmp_path / "home", observer, {"result/result": expected}) == []
     say(2)
     say(3)
-    (violation,) = check("echo", tmp_path / "home", observer, {"result/result": truth})
+    (violation,) = check("echo", tmp_path / "home", observer, {"result/result": expected})
     assert violation.kind == "dirty"
 
 
@@ -278,8 +278,8 @@ def test_sums_where_rows_are_left_to_chance(tmp_path: Path) -> None:
         db.executemany("INSERT INTO result VALUES (?, ?, ?)", [(1, 3, 30), (4, 2, 12)])
 
     def kinds(*total: int) -> list[str]:
-        truth = {"result/result": Expected(Counter(), total=total)}
-        return [v.kind for v in check("dice", tmp_path / "home", observer, truth)]
+        expected = {"result/result": Expected(Counter(), total=total)}
+        return [v.kind for v in check("dice", tmp_path / "home", observer, expected)]
 
     assert kinds(5, 42) == []
     assert kinds(6, 42) == ["lost"]

@@ -36,8 +36,8 @@ def epochs(size: int, seed: int = 5) -> Iterator[pa.Table]:
     return (rows.slice(start, size) for start in range(0, len(rows), size))
 
 
-def truth(job: str) -> Counter[Any]:
-    return JOBS[job].true(BuiltIn(5).rows(COMMITS), "files")["result/result"].rows
+def expected(job: str) -> Counter[Any]:
+    return JOBS[job].expected_results(BuiltIn(5).rows(COMMITS), "files")["result/result"].rows
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -45,7 +45,7 @@ def test_running_sums_are_those_of_the_truth(jobs: Any, size: int) -> None:
     step = KeyedHarness(jobs.Numbered(), by="key", rows=SCHEMA)
     found = [row for rows in epochs(size) for row in step.feed(rows).to_pylist()]
     last = {row["key"]: (row["key"], row["count"], row["total"]) for row in found}
-    assert Counter(last.values()) == truth("keyed")
+    assert Counter(last.values()) == expected("keyed")
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -57,7 +57,7 @@ def test_each_window_is_emitted_once(jobs: Any, size: int) -> None:
         begin = pa.array([at // 10_000 * 10_000 for at in millis.to_pylist()])
         out = step.feed(rows.append_column("begin", begin))
         found.update((r["begin"], r["key"], r["count"], r["total"]) for r in out.to_pylist())
-    assert found == truth("timers")
+    assert found == expected("timers")
     assert not len(step.late)
 
 
@@ -68,7 +68,7 @@ def test_each_id_comes_once_and_is_forgotten(jobs: Any, size: int) -> None:
     found: Counter[Any] = Counter()
     for rows in epochs(size):
         found.update((r["id"], r["key"], r["value"]) for r in step.feed(rows).to_pylist())
-    assert found == truth("expiring")
+    assert found == expected("expiring")
     kept = sum(len(ids or ()) for ids in step.state()["ids"].to_pylist())
     assert kept < 300 or size == SIZES[-1], "in one epoch nothing has expired before its end"
 

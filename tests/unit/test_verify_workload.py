@@ -1,4 +1,4 @@
-"""The rows that `onceflow verify` feeds, and the truth of the built-in jobs."""
+"""The rows that `onceflow verify` feeds, and the expected of the built-in jobs."""
 
 from __future__ import annotations
 
@@ -68,25 +68,27 @@ def test_the_input_ends_in_every_partition_of_its_log() -> None:
 def test_each_job_has_a_truth_that_counts_every_row() -> None:
     rows = list(BuiltIn(5).rows(20))
     total = len(rows)
-    truth = {name: job.true(rows, job.sinks[0]) for name, job in JOBS.items()}
-    assert truth["echo"]["result/result"].rows.total() == total
-    assert sum(count for _, count, _ in truth["sum"]["result/result"].rows) == total
-    assert sum(count for _, _, count, _ in truth["windows"]["result/result"].rows) == total - len(
-        CLOSERS
-    )
-    assert truth["distinct"]["result/result"].rows.total() == sum(not row.again for row in rows)
-    assert truth["join"]["result/result"].rows.total() == sum(row.again for row in rows)
-    assert sum(t.rows.total() for t in truth["several"].values()) == total
-    assert truth["dice"]["result/result"].total == (total, sum(row.value for row in rows))
+    expected = {name: job.expected_results(rows, job.sinks[0]) for name, job in JOBS.items()}
+    assert expected["echo"]["result/result"].rows.total() == total
+    assert sum(count for _, count, _ in expected["sum"]["result/result"].rows) == total
+    assert sum(
+        count for _, _, count, _ in expected["windows"]["result/result"].rows
+    ) == total - len(CLOSERS)
+    assert expected["distinct"]["result/result"].rows.total() == sum(not row.again for row in rows)
+    assert expected["join"]["result/result"].rows.total() == sum(row.again for row in rows)
+    assert sum(t.rows.total() for t in expected["several"].values()) == total
+    assert expected["dice"]["result/result"].total == (total, sum(row.value for row in rows))
     keyed = {"keyed": "sum", "timers": "windows", "expiring": "distinct", "steps": "dice"}
-    assert all(truth[name] == truth[native] for name, native in keyed.items()), "as Spark has it"
+    assert all(expected[name] == expected[native] for name, native in keyed.items()), (
+        "as Spark has it"
+    )
     assert {name for name, job in JOBS.items() if job.keyed} == set(keyed)
 
 
 def test_every_version_of_a_sum_may_be_seen_and_the_last_must_be() -> None:
-    (truth,) = JOBS["sum"].true(BuiltIn(5).rows(20), "log").values()
-    assert truth.versions is not None
-    assert set(truth.rows) < truth.versions
+    (expected,) = JOBS["sum"].expected_results(BuiltIn(5).rows(20), "log").values()
+    assert expected.versions is not None
+    assert set(expected.rows) < expected.versions
 
 
 def test_few_faults_are_for_every_job_and_every_sink_many_for_all_of_them() -> None:
@@ -114,6 +116,6 @@ def test_a_server_is_needed_by_those_only_who_ask_for_it() -> None:
 
 
 def test_rows_that_go_to_several_servers_are_shared_out_by_their_number() -> None:
-    truth = JOBS["several"].true(BuiltIn(5).rows(20), "servers")
-    assert set(truth) == {"result/files", "result/kafka", "result/postgres"}
-    assert all(row[0] % 3 == 1 for row in truth["result/kafka"].rows)
+    expected = JOBS["several"].expected_results(BuiltIn(5).rows(20), "servers")
+    assert set(expected) == {"result/files", "result/kafka", "result/postgres"}
+    assert all(row[0] % 3 == 1 for row in expected["result/kafka"].rows)

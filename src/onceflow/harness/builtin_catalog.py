@@ -1,7 +1,7 @@
-"""The built-in jobs as the checker knows them: their targets, and the truth of each.
+"""The built-in jobs as the checker knows them: their targets and their expected results.
 
-The truth is computed record by record in plain Python from the rows that were appended; nothing
-of it comes from Spark or from onceflow.
+Plain Python computes the expected results, row by row, from the rows that were appended. Nothing of
+them comes from Spark or from onceflow.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _FAULTS_A_CASE = 5
 
 @dataclass(frozen=True)
 class Expected:
-    """What an output must hold in the end, and what may be seen of it on the way."""
+    """The rows that an output must hold in the end, and those that it may show before."""
 
     rows: Counter[Row]
-    versions: frozenset[Row] | None = None  # update mode: every row that may ever be seen
+    versions: frozenset[Row] | None = None  # update mode: every row that a reader may see
     total: Row | None = None  # the sums of its columns are known, its rows are not
 
 
@@ -39,7 +39,7 @@ class BuiltInJob:
 
     name: str
     sinks: tuple[str, ...]
-    truth: Callable[[Iterable[Input], str], dict[str, Expected]]  # of rows, with these sinks
+    expected: Callable[[Iterable[Input], str], dict[str, Expected]]  # of rows, with these sinks
     mode: str = "append"
     key: tuple[str, ...] = ()
     in_order: str = ""  # a column that grows within a key, epoch behind epoch
@@ -51,7 +51,7 @@ class BuiltInJob:
     def targets(
         self, sinks: str, folder: Path, servers: Servers | None = None, place: str = ""
     ) -> list[Target]:
-        """`place`: of the case on the `servers`."""
+        """`place`: the name of the case on the `servers`."""
 
         def target(output: str, kind: str) -> Target:
             path, table = str(folder / "out" / kind), ""
@@ -66,16 +66,18 @@ class BuiltInJob:
         return [target("result", sinks)]
 
     def servers(self, sinks: str) -> set[str]:
-        """The kinds of servers that it needs with these sinks."""
+        """The kinds of servers that the job needs with these sinks."""
         found = {*SEVERAL.get(sinks, (sinks,))} & {*SERVER_SINKS}
         return found | {"kafka"} if self.topic else found
 
-    def true(self, rows: Iterable[Input], sinks: str) -> dict[str, Expected]:
-        """The truth of each output, by query/output."""
-        return {f"result/{output}": truth for output, truth in self.truth(rows, sinks).items()}
+    def expected_results(self, rows: Iterable[Input], sinks: str) -> dict[str, Expected]:
+        """By query/output."""
+        return {
+            f"result/{output}": expected for output, expected in self.expected(rows, sinks).items()
+        }
 
 
-# ---------------------------------------------------------------- the truth of each
+# ---------------------------------------------------------------- expected results
 
 
 def _echo(rows: Iterable[Input], _: str) -> dict[str, Expected]:
@@ -139,7 +141,7 @@ def _several(rows: Iterable[Input], sinks: str) -> dict[str, Expected]:
 
 
 def _dice(rows: Iterable[Input], _: str) -> dict[str, Expected]:
-    """How the die falls is not known, but every row is counted once."""
+    """The faces are random, but every row is counted once."""
     listed = list(rows)
     return {"result": Expected(Counter(), total=(len(listed), sum(r.value for r in listed)))}
 
@@ -180,8 +182,10 @@ JOBS = {
 def cases(
     faults: int, jobs: Sequence[str] = (), sinks: Sequence[str] = ()
 ) -> list[tuple[str, str]]:
-    """Which jobs run with which sinks: every job, and as many sinks of each as there are faults
-    for; the first of a job is another sink for each job. Servers only if they are asked for."""
+    """Which jobs run with which sinks: every job, with as many sinks as there are faults for.
+
+    Each job begins with another sink. Servers are used only if `sinks` names them.
+    """
     allowed = {*sinks} or {*SINKS}
     allowed |= {"all"} if allowed >= {*SINKS} else set()
     allowed |= {"servers"} if allowed >= {*SERVER_SINKS} else set()

@@ -2,9 +2,9 @@
 
 They read the log `in` of the working directory and write under `out`. `ONCEFLOW_VERIFY_SINKS`
 names the sink: files, sqlite, log, kafka, postgres, or all or servers for the job that has several
-outputs; `ONCEFLOW_VERIFY_GUARANTEE` what the outputs promise. `ONCEFLOW_VERIFY_KAFKA` and
-`ONCEFLOW_VERIFY_POSTGRES` say where servers are, `ONCEFLOW_VERIFY_PLACE` which topic and which
-schema are the case's own.
+outputs. `ONCEFLOW_VERIFY_GUARANTEE` is the guarantee of the outputs. `ONCEFLOW_VERIFY_KAFKA` and
+`ONCEFLOW_VERIFY_POSTGRES` name the servers, `ONCEFLOW_VERIFY_PLACE` the topic and the schema of the
+case.
 """
 
 import os
@@ -34,11 +34,11 @@ from onceflow.state.ready.running import Deduplicate
 from onceflow.state.states import MapState, ReducingState, Timer, ValueState
 
 DELAY, WINDOW = "10 seconds", "10 seconds"
-SETTINGS: Any = {"every": "0ms", "keep_epochs": 3}  # names are freed early and often
+SETTINGS: Any = {"every": "0ms", "keep_epochs": 3}  # old files are removed early and often
 
 
 class Files(FilesSink):
-    """Rolls up early and often."""
+    """`Files` that rolls up early and often."""
 
     roll_up_every = 8
 
@@ -80,7 +80,7 @@ def tripped(rows: DataFrame) -> DataFrame:
 
 
 def tripwire(folder: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """A task that finds a wire takes it away and stumbles in the middle of its rows."""
+    """A task that finds a wire removes it, and fails or stops in the middle of its rows."""
 
     def rows(batches: Iterator[Any]) -> Iterator[Any]:
         import os
@@ -111,7 +111,7 @@ def echo(flow: Flow) -> None:
 
 @job("sum", **SETTINGS)
 def running_sum(flow: Flow) -> None:
-    """For each key a running count and sum, in update mode."""
+    """A running count and sum of each key, in update mode."""
     sums = read(flow).groupBy("key").agg(
         F.count("*").alias("count"), F.sum("value").alias("total")
     )  # fmt: skip
@@ -120,7 +120,7 @@ def running_sum(flow: Flow) -> None:
 
 @job("windows", **SETTINGS)
 def windows(flow: Flow) -> None:
-    """Rows and their sum for each window and key, once the watermark has passed it."""
+    """Count and sum of each window and key, once the watermark has passed the window."""
     counts = (
         read(flow).withWatermark("at", DELAY)
         .groupBy(F.window("at", WINDOW), "key")
@@ -140,7 +140,7 @@ def distinct(flow: Flow) -> None:
 
 @job("join", **SETTINGS)
 def join(flow: Flow) -> None:
-    """Each row that comes again, with the first one of its id."""
+    """Each repetition with the first row of its id."""
     first = read(flow, "first").where("not again").withWatermark("at", DELAY)
     again = read(flow, "again").where("again").withWatermark("at", DELAY)
     left = first.select("id", "key", "at", F.col("number").alias("first"))
@@ -154,7 +154,7 @@ def join(flow: Flow) -> None:
 
 @job("several", **SETTINGS)
 def several(flow: Flow) -> None:
-    """Rows as they come, to three outputs that are decided together."""
+    """Rows as they come, to three outputs of one query."""
     rows = read(flow).select("number", "id", "key", "value")
     outputs = SEVERAL[os.environ.get("ONCEFLOW_VERIFY_SINKS", "all")]
     routed = rows.withColumn("outcome", F.array(*map(F.lit, outputs))[F.col("number") % 3])
@@ -164,7 +164,7 @@ def several(flow: Flow) -> None:
 
 @job("dice", **SETTINGS)
 def dice(flow: Flow) -> None:
-    """Rows by the throw of a die of many faces, which falls otherwise at every evaluation."""
+    """Rows by a random face of a die: every evaluation gives other rows."""
     rows = read(flow)
     throw = F.floor(F.rand() * 5000)
     sums = rows.withColumn("face", throw.cast("long")).groupBy("face").agg(
@@ -175,7 +175,7 @@ def dice(flow: Flow) -> None:
 
 @job("topic", **SETTINGS)
 def topic(flow: Flow) -> None:
-    """Rows as they come, of a Kafka topic."""
+    """Rows as they come, from a Kafka topic."""
     name = os.environ["ONCEFLOW_VERIFY_PLACE"] + "-in"
     servers = os.environ["ONCEFLOW_VERIFY_KAFKA"]
     rows = tripped(flow.read("rows", KafkaSource(name, servers=servers, value=SCHEMA)))
@@ -187,7 +187,7 @@ def topic(flow: Flow) -> None:
 
 
 class Numbered(KeyedProcess):
-    """Count and sum of each key, if every row that is no repetition has the next number."""
+    """Count and sum of each key. Raises if a row is no repetition and has not the next number."""
 
     latest = ValueState("long")
     seen = ReducingState("long", "count")
@@ -198,7 +198,7 @@ class Numbered(KeyedProcess):
         for row in sorted(rows, key=lambda row: row["number"]):
             follows = 0 if state.latest is None else state.latest + 1
             if row["sequence"] >= follows if row["again"] else row["sequence"] != follows:
-                raise ValueError(f"{follows} was to follow, and row {row} comes")
+                raise ValueError(f"{follows} must follow, and row {row} came")
             state.latest = max(follows - 1, row["sequence"])
             state.fold("seen", 1)
             state.fold("total", row["value"])
@@ -207,16 +207,16 @@ class Numbered(KeyedProcess):
 
 @job("keyed", **SETTINGS)
 def keyed(flow: Flow) -> None:
-    """`sum` as a keyed step, which sees to it that no row is there twice, or not at all."""
+    """`sum` as a keyed step, which checks that each row comes once."""
     sums = flow.keyed(read(flow), by="key", process=Numbered())
     write(flow, sums, to=target(sums, key="key"), mode="update")
 
 
 class Windows(KeyedProcess):
-    """Rows of a key and their sum for each window, when the watermark has passed it."""
+    """Count and sum of each window of a key, once the watermark has passed the window."""
 
     windows = MapState("long", "struct<count: long, total: long>")  # by their begin
-    closes = Timer()  # the first of them
+    closes = Timer()  # the earliest window
     output = "begin long, key string, count long, total long"
 
     def process_key(self, key: str, rows: list[dict[str, Any]], state: Any) -> None:
@@ -241,7 +241,7 @@ class Windows(KeyedProcess):
 
 @job("timers", **SETTINGS)
 def timers(flow: Flow) -> None:
-    """`windows` as a keyed step: a timer fires for each window of a key."""
+    """`windows` as a keyed step: a timer for each window of a key."""
     begin = F.unix_millis(F.window("at", WINDOW).getField("start"))
     rows = read(flow, offsets=True).withColumn("begin", begin)
     counts = flow.keyed(rows, by="key", process=Windows(), event_time="at", watermark=DELAY)
@@ -249,19 +249,19 @@ def timers(flow: Flow) -> None:
 
 
 class Once(Deduplicate):
-    """Each id once. What it is still given of ids that have expired is a mistake."""
+    """Each id once. Raises if it is given an id that has expired."""
 
     def process(self, keys: Any, rows: Any) -> Any:
         oldest = pc.min(pc.struct_field(pc.list_flatten(keys["ids"]), "at")).as_py()
         now = self.time.watermark_at
         if oldest is not None and now is not None and oldest <= now - timedelta(seconds=10):
-            raise ValueError(f"an id of {oldest} is there at {now}")
+            raise ValueError(f"an id of {oldest} is still there at {now}")
         return super().process(keys, rows)
 
 
 @job("expiring", **SETTINGS)
 def expiring(flow: Flow) -> None:
-    """`distinct` as a keyed step, whose state expires."""
+    """`distinct` as a keyed step whose state expires."""
     once = Once(id="id", ttl="10 seconds")
     rows = read(flow, offsets=True)
     first = flow.keyed(rows, by="key", process=once, event_time="at", watermark=DELAY)
@@ -270,7 +270,7 @@ def expiring(flow: Flow) -> None:
 
 
 class Thrown(KeyedProcess):
-    """How often a face of the die came before this epoch, and now, and with which values."""
+    """The count of a face of the die before this epoch and now, and the sum of its values."""
 
     thrown = ReducingState("long", "count")
     output = "face long, before long, count long, value long"
@@ -283,7 +283,7 @@ class Thrown(KeyedProcess):
 
 
 class Followed(KeyedProcess):
-    """Count and sum of each face, if no throw is missing between two steps, or there twice."""
+    """Count and sum of each face. Raises if a throw is missing between the steps, or doubled."""
 
     sides = MapState("long", "long")
     total = ReducingState("long", "sum")
@@ -293,7 +293,7 @@ class Followed(KeyedProcess):
         for row in rows:
             known = sum(state.sides.values())
             if known != row["before"]:
-                raise ValueError(f"{known} throws are known here, and before {row}")
+                raise ValueError(f"{known} throws are known here, and {row} says otherwise")
             state.sides[row["side"]] = state.sides.get(row["side"], 0) + row["count"] - known
             state.fold("total", row["value"])
         return {"face": face, "count": sum(state.sides.values()), "total": state.total}
@@ -301,7 +301,7 @@ class Followed(KeyedProcess):
 
 @job("steps", **SETTINGS)
 def steps(flow: Flow) -> None:
-    """`dice` as two keyed steps, with another die between them."""
+    """`dice` as two keyed steps with another random column between them."""
     rows = read(flow).withColumn("face", F.floor(F.rand() * 500).cast("long"))
     thrown = flow.keyed(rows, by="face", process=Thrown())
     beside = thrown.then(lambda df: df.withColumn("side", F.floor(F.rand() * 6).cast("long")))

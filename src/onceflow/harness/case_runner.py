@@ -1,9 +1,9 @@
-"""One case: a job with its sinks in a folder of its own, from its first life to its last.
+"""Runs one case: a job with its sinks, in a folder of its own, from its first life to its last.
 
-1. feed      a producer appends to the job's log, from here to step 4
-2. live      a driver runs the job, a reader polls what is committed
-3. strike    fault after fault; after each one the job must come to a new epoch within a bound
-4. drain     the input ends; the job uses it up and is stopped at an epoch's end
+1. feed      a producer appends to the log of the job until step 4
+2. live      a driver runs the job, and a reader polls the committed rows
+3. strike    one fault after the other; after each the job must decide a new epoch in time
+4. drain     the input ends; the job reads the rest and stops at the end of an epoch
 """
 
 from __future__ import annotations
@@ -24,33 +24,34 @@ from onceflow.harness.targets import Target
 
 _TURN = 0.02  # seconds
 _RESUME_WITHIN = 180.0  # seconds from a fault to the next epoch, on a busy machine
-_QUIET_FOR = 20.0  # seconds without an epoch when all is read: none is due
-_MOST_STARTS = 6  # in a row that came to no epoch
-
-
-_SAME_PROCESS = ("InjectedFault", "DiskFull")
+_QUIET_FOR = 20.0  # seconds; after so long without an epoch none is due
+_MOST_STARTS = 6  # in a row that decided no epoch
+_SAME_PROCESS = (
+    "InjectedFault",
+    "DiskFull",
+)  # errors after which the process can run the job again
 
 
 class StuckJob(Exception):
-    """The job does not go on. The case ends here, with this as a violation."""
+    """The job makes no progress. The case ends here, with this as a violation."""
 
 
 @dataclass
 class FaultOutcome:
-    """What became of one fault."""
+    """The outcome of one fault."""
 
     fault: Fault
     at: float  # seconds since the beginning of the run
     hit: bool = False
-    what: str = ""  # what was hit, or why not
-    since: float = 0.0  # when the job could recover: a file was put back, a disk had space
+    what: str = ""  # what it hit, or why it missed
+    since: float = 0.0  # when recovery began: a file was put back, a disk had space
     recovery: float | None = None  # seconds from then to the next epoch, without `start_up`
-    start_up: float = 0.0  # seconds that were waited for a driver's Spark to start
+    start_up: float = 0.0  # seconds of waiting for the Spark of a driver
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is run."""
+    """A job, its input and its targets."""
 
     job: str  # JOB.py[:name], as `onceflow run` takes it
     name: str
@@ -61,28 +62,28 @@ class Case:
     queries: tuple[str, ...]
     logs: dict[str, str]  # source -> path of its log
     environment: dict[str, str]
-    repeats: bool = False  # an epoch that is run again has the same rows: it can be skipped
+    repeats: bool = False  # an epoch that runs again has the same rows, so it can be skipped
     keyed: bool = False  # it has keyed steps
     every: str | None = "0ms"  # how often an epoch begins; None: as the job says
     servers: Servers | None = None
 
 
 class CaseRunner:
-    """Plays one case. `tell` is called a few times a second."""
+    """Runs one case. It calls `tell` a few times a second."""
 
     def __init__(
         self, case: Case, drivers: Drivers, *, began: float, tell: Callable[[], None],
         pause: float = 0.2, commits: int | None = None, ahead: bool = False,
     ) -> None:  # fmt: skip
-        """`commits`: how many the input has; else as many as come until the last fault. `ahead`:
-        all of them are there before the job starts."""
+        """`commits`: how many the input has; without it the input ends after the last fault.
+        `ahead`: they are all appended before the job starts."""
         self.case, self.drivers = case, drivers
         self.observer = Observer(
             case.folder / "home", case.name, case.targets, repeats=case.repeats
         )
         self.savepoints: list[str] = []  # oldest first
         self.forks: dict[str, list[Target]] = {}  # name -> its targets
-        self.commands = 0  # of people, that were run
+        self.commands = 0  # of `onceflow` that were run
         self.violations: list[Violation] = []
         self.outcomes: list[FaultOutcome] = []
         self.feed: Feed | None = None
@@ -92,7 +93,7 @@ class CaseRunner:
         self.guarantees: dict[str, str] = {}
         self.drained = False
         self.began, self._tell, self._told = began, tell, 0.0
-        self._waited = 0.0  # for Sparks to start
+        self._waited = 0.0  # seconds of waiting for Spark
         self._pause, self._commits, self._ahead = pause, commits, ahead
 
     def perform(
@@ -114,7 +115,7 @@ class CaseRunner:
         self.finish()
 
     def feed_it(self) -> None:
-        """Step 1: from now on the input grows, and a reader looks at what is committed."""
+        """Step 1: from now on the input grows, and a reader polls the committed rows."""
         folder = self.case.folder
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("tripwires", "tripwires.hit"):
@@ -128,7 +129,7 @@ class CaseRunner:
     def strike(
         self, fault: Fault, strike: Callable[[CaseRunner, Fault, FaultOutcome], None]
     ) -> None:
-        """Step 3, one fault: until the job has survived it."""
+        """Step 3, for one fault: returns when the job has recovered."""
         outcome = FaultOutcome(fault, at=time.monotonic() - self.began)
         self.outcomes.append(outcome)
         self._waited = 0.0
@@ -148,7 +149,7 @@ class CaseRunner:
         outcome.since, self._waited = time.monotonic(), 0.0
 
     def recover(self, outcome: FaultOutcome) -> None:
-        """Wait for the next epoch, and note how long that took."""
+        """Wait for the next epoch, and note how long it took."""
         self.wait_for_epochs(1)
         if outcome.recovery is None:
             outcome.start_up = round(self._waited, 2)
@@ -176,7 +177,7 @@ class CaseRunner:
         return {**self.case.environment, "ONCEFLOW_FAULT": fault, "ONCEFLOW_HOST": self.host}
 
     def turn(self) -> None:
-        """A moment of waiting: hear what the driver says, show how it goes."""
+        """Wait a moment, read the events of the driver, and report progress."""
         time.sleep(_TURN)
         self.read_events()
         if time.monotonic() - self._told > 0.25:
@@ -184,8 +185,8 @@ class CaseRunner:
             self._tell()
 
     def keep_running(self) -> None:
-        """A turn of a runner that nobody waits for: it waits for nothing, and a life that has ended
-        is followed by another as soon as a driver is ready."""
+        """A turn without waiting, for a case that nobody waits for: when a life has ended another
+        follows as soon as a driver is ready."""
         self.read_events()
         if self.life is not None and not self.life.over:
             return
@@ -199,7 +200,7 @@ class CaseRunner:
             self.start_life()
 
     def read_events(self) -> None:
-        """What the driver says, and whether feed and reader are well."""
+        """Take in what the driver has said, and raise what ended the producer or the reader."""
         if self.life is not None:
             self.life.read_events()
             self.guarantees |= self.life.guarantees
@@ -217,7 +218,7 @@ class CaseRunner:
         return True
 
     def wait_for_epochs(self, count: int) -> None:
-        """So many new epochs of every query, by a driver that is started again if it must be."""
+        """Wait for so many new epochs of every query; start the driver again if it has ended."""
         deadline, starts = time.monotonic() + _RESUME_WITHIN, 0
         self.observer.look()
         before = seen = self.observer.progress()
@@ -233,7 +234,7 @@ class CaseRunner:
                 self._clear_ended_life()
                 starts += 1
                 if starts > _MOST_STARTS:
-                    raise StuckJob(f"{starts} starts came to no epoch: {self.complaint()}")
+                    raise StuckJob(f"{starts} starts decided no epoch: {self.complaint()}")
                 self.start_life()
                 deadline = time.monotonic() + _RESUME_WITHIN
             if time.monotonic() > deadline:
@@ -241,9 +242,8 @@ class CaseRunner:
             self.turn()
 
     def _clear_ended_life(self) -> None:
-        """A life has ended. As in `onceflow run`, the next one is in a new process, unless this
-        one was ended by an exception of ours. What `onceflow run` would not start again is a
-        fault that was not survived."""
+        """After a life has ended: as in `onceflow run`, the next one has a new process, unless an
+        injected exception ended this one. If `onceflow run` would give up, the job is stuck."""
         error = self.life.error if self.life else {}
         if not error or error["kind"] in _SAME_PROCESS:
             return
@@ -256,7 +256,7 @@ class CaseRunner:
         return self.life.complaint if self.life else "it said nothing"
 
     def rows_read(self) -> int:
-        """How many rows of the input the slowest query has decided."""
+        """How many input rows the slowest query has decided."""
         found = []
         for query in self.case.queries:
             last = self.observer.last(query)
@@ -267,8 +267,8 @@ class CaseRunner:
     # -------------------------------------------------------------- the end
 
     def drain(self) -> None:
-        """Step 4: the input ends; until every query has read all, and run the epoch without data
-        that is due then."""
+        """Step 4: end the input, and wait until every query has read all of it and run the epoch
+        without data that is due then."""
         assert self.feed is not None
         while self._commits is not None and not self.feed.full.is_set():
             self.turn()
@@ -286,7 +286,7 @@ class CaseRunner:
                 self._clear_ended_life()
                 self.start_life()
             if time.monotonic() - moved > _RESUME_WITHIN:
-                raise StuckJob(f"the input is not used up: {self.complaint()}")
+                raise StuckJob(f"the input is not read to its end: {self.complaint()}")
             self.turn()
         self.drained = True
 
@@ -297,11 +297,11 @@ class CaseRunner:
         )
 
     def _read_by(self, decided: Decision) -> list[str]:
-        """The sources of its query; what moves when a timer is due is none of them."""
+        """The sources of its query, without the one that only moves when a timer is due."""
         return [source for source in decided.end if source in self.case.logs]
 
     def _is_due(self, query: str) -> bool:
-        """Did the watermark move in the last epoch? Then Spark may run another without data."""
+        """Can an epoch without data follow, because the watermark moved in the last one?"""
         last = self.observer.last(query)
         if last is None or last.keyed:
             return last is None or last.is_waited_for
@@ -311,14 +311,14 @@ class CaseRunner:
         return last.watermark != (before.watermark if before else 0)
 
     def abandon(self) -> None:
-        """It is not played to its end."""
+        """Stop the producer and the reader before the end."""
         if self.feed is not None:
             self.feed.abandon()
         self.observer.stop()
         self.observer.close()
 
     def finish(self) -> None:
-        """Stop at the end of the epoch; what does not stop is ended."""
+        """Stop the driver at the end of the epoch; end it if it does not stop."""
         driver, life = self.driver, self.life
         if driver is not None and life is not None and not life.over:
             driver.order(do="stop")

@@ -1,15 +1,15 @@
-"""The verdict on one case: what the targets hold against what is true.
+"""The verdict on one case: what the targets hold, compared with the expected result.
 
 | violation | meaning |
 |---|---|
-| lost | a row of the truth is not there |
-| duplicated | a row is there more often than in the truth |
-| corrupt | a row or a number that is in no truth; a file that is not what its commit says |
-| torn | a decided epoch of which an output has a part, or has less than another output |
+| lost | an expected row is missing |
+| duplicated | a row is there more often than expected |
+| corrupt | a row or a number that was never expected; a file that differs from its commit |
+| torn | an output has a part of a decided epoch, or less of it than another output |
 | disordered | rows of a key are not in the order of their epochs where that is promised |
-| dirty | a reader of committed rows saw what is not in the end result |
-| backwards | a reader saw rows, and later not any more |
-| left | staged rows, a held lease, a file that no commit names, a process: left behind |
+| dirty | a reader of committed rows saw rows that are not in the end result |
+| backwards | a reader saw rows that were gone later |
+| left | staged rows, a held lease, a file that no commit names, or a process remains |
 | stuck | no progress within a bound after a fault, or the driver gave up |
 | unnoticed | a damaged file was not noticed |
 """
@@ -30,7 +30,7 @@ from onceflow.harness.target_reader import read
 from onceflow.harness.targets import Corrupt, Published, Row, Target
 
 _EXAMPLES = 3
-# What an output may show that promises less.
+# The violation that a weaker guarantee allows.
 ALLOWED = {"at-least-once": "duplicated", "at-most-once": "lost"}
 
 
@@ -49,14 +49,16 @@ def check(
     job: str,
     home: Path,
     observer: Observer,
-    truth: dict[str, Expected] | None,
+    expected: dict[str, Expected] | None,
     *,
     in_order: str = "",
     stopped: bool = True,
     guarantees: Mapping[str, str] | None = None,
 ) -> list[Violation]:
-    """All that is wrong once the job has used up its input and was `stopped`. `truth`: of each
-    output, by query/output; None: somebody else judges the rows. `guarantees` by output, too."""
+    """All violations, once the job has read its input and was `stopped`.
+
+    `expected` and `guarantees`: by query/output. `expected`: None if the caller compares rows.
+    """
     found: list[Violation] = []
     ends: dict[str, Published] = {}
     for target in observer.targets:
@@ -64,44 +66,44 @@ def check(
         found += [Violation("corrupt", target.output, said) for said in seen.corrupt]
         found += [Violation("backwards", target.output, said) for said in seen.backwards]
         if seen.owed and stopped:
-            said = f"of rows that were taken back some did not come again: {_examples(seen.owed)}"
+            said = f"some rows that were taken back did not come again: {_examples(seen.owed)}"
             found.append(Violation("backwards", target.output, said))
         try:
-            end = read(target, job)  # nothing that was read before is trusted
+            end = read(target, job)  # everything is read again
         except Corrupt as error:
             found.append(Violation("corrupt", target.output, str(error)))
             continue
         ends[target.output] = end
-        if truth is not None:
-            found += compare(target, truth[target.output], end, seen)
+        if expected is not None:
+            found += compare(target, expected[target.output], end, seen)
         if in_order and target.kind in ("log", "kafka") and not target.upserted:
             found += ordered(target, end, in_order)
     weaker = {output for output, g in (guarantees or {}).items() if g in ALLOWED}
     found += torn(observer, {output: end for output, end in ends.items() if output not in weaker})
     if stopped:
         return [*found, *left_behind(home / job, observer.targets)]
-    return [v for v in found if v.kind not in ("lost", "torn")]  # it did not come that far
+    return [v for v in found if v.kind not in ("lost", "torn")]  # the job has not read everything
 
 
 # ---------------------------------------------------------------- rows
 
 
-def compare(target: Target, truth: Expected, end: Published, seen: Seen) -> Iterator[Violation]:
-    if truth.total is not None:
-        yield from _totals(target, truth.total, end)
+def compare(target: Target, expected: Expected, end: Published, seen: Seen) -> Iterator[Violation]:
+    if expected.total is not None:
+        yield from _totals(target, expected.total, end)
         return
     rows = Counter(end.rows)
     if target.upserted:
-        yield from _dirty(target, truth, {*end.rows, *seen.rows})
+        yield from _dirty(target, expected, {*end.rows, *seen.rows})
         rows = Counter(end.last_of_key(target.key).values())
     elif target.kind == "kafka":
         yield from _taken_back(target, end, seen)
-    yield from differences(target.output, truth.rows, rows)
+    yield from differences(target.output, expected.rows, rows)
 
 
-def differences(where: str, truth: Counter[Row], rows: Counter[Row]) -> Iterator[Violation]:
-    missing, more = truth - rows, rows - truth
-    doubled = Counter({row: n for row, n in more.items() if row in truth})
+def differences(where: str, expected: Counter[Row], rows: Counter[Row]) -> Iterator[Violation]:
+    missing, more = expected - rows, rows - expected
+    doubled = Counter({row: n for row, n in more.items() if row in expected})
     strange = more - doubled
     for kind, wrong in (("lost", missing), ("duplicated", doubled), ("corrupt", strange)):
         if wrong:
@@ -110,7 +112,7 @@ def differences(where: str, truth: Counter[Row], rows: Counter[Row]) -> Iterator
 
 
 def _totals(target: Target, total: Row, end: Published) -> Iterator[Violation]:
-    """The rows are not known, the sums of their columns behind the key are."""
+    """The rows are random; the sums of the columns after the key are known."""
     first = len(target.key)
     width = len(total)
     sums = tuple(sum(row[first + i] for row in end.rows) for i in range(width))
@@ -120,25 +122,25 @@ def _totals(target: Target, total: Row, end: Published) -> Iterator[Violation]:
                         max(1, abs(sums[0] - total[0])))  # fmt: skip
 
 
-def _dirty(target: Target, truth: Expected, seen: set[Row]) -> Iterator[Violation]:
-    """Each version of a key that was ever to be read is one that its records add up to."""
-    wrong = seen - truth.versions if truth.versions is not None else set()
+def _dirty(target: Target, expected: Expected, seen: set[Row]) -> Iterator[Violation]:
+    """Every version of a key that a reader saw is a sum of its input rows."""
+    wrong = seen - expected.versions if expected.versions is not None else set()
     if wrong:
-        message = f"{len(wrong)} versions that no records add up to, such as {_examples(wrong)}"
+        message = f"{len(wrong)} versions that no input rows add up to, such as {_examples(wrong)}"
         yield Violation("dirty", target.output, message, len(wrong))
 
 
 def _taken_back(target: Target, end: Published, seen: Seen) -> Iterator[Violation]:
-    """A consumer that reads on sees each row once: what another one does not find, never was."""
+    """A row that one consumer saw and a later one does not find was never committed."""
     wrong = Counter(seen.last.rows) - Counter(end.rows)
     if wrong:
-        message = f"{wrong.total()} rows were read that are not there, such as {_examples(wrong)}"
+        message = f"{wrong.total()} rows were read that are gone, such as {_examples(wrong)}"
         yield Violation("dirty", target.output, message, wrong.total())
 
 
 def ordered(target: Target, end: Published, column: str) -> Iterator[Violation]:
-    """Rows of a key are in one partition, epoch behind epoch; in a topic, which does not tell
-    epochs, row behind row: the built-in jobs have a key's rows of an epoch in one task."""
+    """Rows of a key are in one partition, in the order of their epochs. A topic does not tell
+    epochs; there they are in the order of rows, because one task has all rows of a key."""
     at, key = end.names.index(column), end.names.index("key")
     newest: dict[Any, tuple[int, int]] = {}  # key -> epoch, highest number of epochs before
     highest: dict[Any, int] = {}
@@ -151,16 +153,16 @@ def ordered(target: Target, end: Published, column: str) -> Iterator[Violation]:
             wrong.append(row)
         highest[row[key]] = max(highest.get(row[key], -1), row[at])
     if wrong:
-        message = f"{len(wrong)} rows come behind later ones of their key: {_examples(wrong)}"
+        message = f"{len(wrong)} rows come after later ones of their key: {_examples(wrong)}"
         yield Violation("disordered", target.output, message, len(wrong))
 
 
-def forked(name: str, targets: list[Target], truth: dict[str, Expected]) -> Iterator[Violation]:
-    """A fork begins at a cut and ends before its parent: of the truth it has a part, each row
-    once. Where rows are left to chance nothing can be said."""
+def forked(name: str, targets: list[Target], expected: dict[str, Expected]) -> Iterator[Violation]:
+    """A fork begins at a cut and ends before its parent, so it has a part of the expected rows,
+    each once. Outputs with random rows are left out."""
     for target in targets:
-        where, true = f"{name}/{target.output}", truth[target.output]
-        if true.total is not None:
+        where, known = f"{name}/{target.output}", expected[target.output]
+        if known.total is not None:
             continue
         try:
             end = read(target, name)
@@ -168,9 +170,9 @@ def forked(name: str, targets: list[Target], truth: dict[str, Expected]) -> Iter
             yield Violation("corrupt", where, str(error))
             continue
         if target.upserted:
-            yield from _dirty(replace(target, output=where), true, set(end.rows))
+            yield from _dirty(replace(target, output=where), known, set(end.rows))
         else:
-            wrong = differences(where, true.rows, Counter(end.rows))
+            wrong = differences(where, known.rows, Counter(end.rows))
             yield from (violation for violation in wrong if violation.kind != "lost")
 
 
@@ -178,7 +180,7 @@ def forked(name: str, targets: list[Target], truth: dict[str, Expected]) -> Iter
 
 
 def torn(observer: Observer, ends: dict[str, Published]) -> Iterator[Violation]:
-    """Each decision that was seen is in each of its outputs, as a whole."""
+    """Each output has all rows of each decision that was seen."""
     for target in observer.targets:
         end = ends.get(target.output)
         query, _, output = target.output.partition("/")
@@ -189,7 +191,7 @@ def torn(observer: Observer, ends: dict[str, Published]) -> Iterator[Violation]:
             message = f"the ledger is at epoch {end.ledger}, decided is {max(decided)}"
             yield Violation("torn", target.output, message)
         if target.kind == "kafka" or (target.upserted and target.is_table):
-            continue  # a topic does not tell epochs; rows of an epoch replace those of others
+            continue  # a topic does not tell epochs, and upserted rows replace those of others
         have = Counter(end.epochs)
         wrong = {
             epoch: (have[epoch], decision.rows.get(output, 0))
@@ -230,13 +232,13 @@ def left_behind(job: Path, targets: list[Target]) -> Iterator[Violation]:
 
 
 def _unnamed(target: Target, root: Path, job: str) -> list[Path]:
-    """Data files that no commit names: a plain reader of a folder takes them for rows."""
+    """Data files that no commit names. A plain reader of the folder would read their rows."""
     if not root.is_dir() or target.kind != "files":
         return []
     try:
         named = set(read(target, job).files)
     except Corrupt:
-        return []  # told already
+        return []  # already a violation
     found = []
     for folder, folders, names in os.walk(root):
         folders[:] = [f for f in folders if not f.startswith(("_", "."))]

@@ -1,4 +1,4 @@
-"""A real standalone cluster on loopback: a master, two workers, executors that can be killed."""
+"""A standalone cluster on loopback: a master, two workers, executors that can be killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from onceflow.errors import SetupError
 
 _DEPLOY = "org.apache.spark.deploy"
-_HOSTS = ("127.0.0.1", "127.0.0.2")  # two, or nothing is speculated
+_HOSTS = ("127.0.0.1", "127.0.0.2")  # Spark speculates only on another host
 _UP_WITHIN = 90.0  # seconds
 SETTINGS = {
     "spark.executor.memory": "512m",
@@ -68,7 +68,7 @@ def cluster(
     finally:
         for process in reversed(started):
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # executors are in the group of a worker
+                os.killpg(process.pid, signal.SIGKILL)  # with its executors
             process.wait()
 
 

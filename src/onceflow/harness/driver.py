@@ -1,15 +1,15 @@
-"""A driver of `onceflow verify`: its Spark starts ahead of time, then it lives as it is told to.
+"""A driver process of `onceflow verify`: it starts Spark, then it runs jobs as it is ordered to.
 
-It runs a job by the code of `onceflow run`'s driver. Orders come as JSON lines on standard input:
+It runs a job by the code of the driver of `onceflow run`. Orders are JSON lines on standard input:
 
-    {"do": "live", "job": …, "folder": …, "environment": {…}, …}   one life, from open to its end
-    {"do": "declare", "job": …, "folder": …, "schemas": {…}}       what the job reads and writes
-    {"do": "arm", "fault": "epoch.decided:kill:2"}                 in the life that runs now
+    {"do": "live", "job": …, "folder": …, "environment": {…}, …}   one life of a job
+    {"do": "declare", "job": …, "folder": …, "schemas": {…}}       list its sources and outputs
+    {"do": "arm", "fault": "epoch.decided:kill:2"}                 in the running life
     {"do": "arm-tasks", "fault": "task.merged:kill:FOLDER"}        in keyed tasks, from now on
     {"do": "stop"}                                                 at the end of the epoch
 
-What happens goes to standard output: what `onceflow run` tells, and how each life ended. What the
-job prints goes to standard error.
+It writes events to standard output: those of `onceflow run`, and the end of each life. What the job
+prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
             continue
         code = _live(order, options.master, tell, orders.stop)
         tell("life", code=code)
-        if jvm is None or _has_ended(jvm):  # it can't have another life
+        if jvm is None or _has_ended(jvm):  # Spark is gone
             os._exit(code)
 
 
@@ -87,7 +87,7 @@ def _live(order: Order, master: str, tell: Teller, stop: Stop) -> int:
 
 @contextlib.contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Nothing of it is left for the next life."""
+    """The environment of one life."""
     before = dict(os.environ)
     os.environ.update(variables)
     try:
@@ -105,13 +105,13 @@ def _declare(order: Order, spark: Any, tell: Teller) -> None:
         job.declare(flow)
         keyed = any(declared.keyed for declared in flow.queries.values())
         tell("declared", sources=flow.found, outputs=list(flow.outputs()), keyed=keyed)
-    except (Exception, SystemExit) as error:  # the edge: what the job or Spark raised
+    except (Exception, SystemExit) as error:  # whatever the job or Spark raised
         said = describe_error(error, Path(order["job"].partition(":")[0]))
         tell("declared", error=said.as_json())
 
 
 class _Declared(Flow):
-    """Finds the logs that a job reads; one that is not there is created."""
+    """Collects the logs that a job reads, and creates those that do not exist."""
 
     def __init__(self, spark: Any, schemas: dict[str, str]) -> None:
         super().__init__(spark)
@@ -141,12 +141,12 @@ class _Declared(Flow):
 
 
 class _Orders:
-    """Hears orders in a thread of its own; ends the process when nobody can give any."""
+    """Reads orders in a thread of its own; ends the process at the end of its input."""
 
     def __init__(self) -> None:
         self.lives: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self.stop = Stop()
-        self.workers: dict[str, str] = {}  # what is in the environment of Python workers
+        self.workers: dict[str, str] = {}  # the environment of Python workers
         threading.Thread(target=self._hear, daemon=True).start()
 
     def _hear(self) -> None:

@@ -26,13 +26,13 @@ from onceflow.harness.targets import body
 from onceflow.service.error_report import describe_exit
 from onceflow.service.process_tree import processes
 
-_END_WITHIN = 120.0  # seconds until a driver has ended whose JVM is gone, or that was fenced
-_AWAKE_FOR = 8.0  # seconds that a zombie has before its successor goes on
+_END_WITHIN = 120.0  # seconds until a driver without a JVM, or a fenced one, has ended
+_AWAKE_FOR = 8.0  # seconds for a zombie, before its successor continues
 _DAMAGED = 7
 
 
 def strike(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
-    """Returns when the fault has struck, or could not. The runner waits for the recovery."""
+    """Carry out a fault. Returns when it has struck or missed; the caller waits for recovery."""
     _ACTS[fault.kind](runner, fault, outcome)
 
 
@@ -72,7 +72,7 @@ def _kill_worker(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> Non
             os.kill(pid, signal.SIGKILL)
     if workers:
         runner.hit(outcome, f"{len(workers)} Python workers, after epoch {epoch(runner)}")
-        runner.wait_for_epochs(1)  # it may be one that needed them no more; the next one does
+        runner.wait_for_epochs(1)  # this one may not need them; the next one does
     else:
         outcome.what = "there were no Python workers"
 
@@ -88,7 +88,7 @@ def _kill_executor(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> N
 
 
 def executors(runner: CaseRunner) -> list[int]:
-    """The executors that work for the driver of the runner now."""
+    """The executors that work for the current driver."""
     found = []
     assert runner.driver is not None
     for pid, (_, _, name) in processes().items():
@@ -123,7 +123,7 @@ def _raise_point(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> Non
 
 
 def _arm(runner: CaseRunner, fault: Fault, action: str) -> Driver:
-    """In the life that runs; a point of opening needs a new one."""
+    """Arm a point in the running life; a point of opening needs a new life."""
     spec = f"{fault.point}:{action}:{fault.visit}"
     if opens(fault.point):
         life = runner.life
@@ -172,7 +172,7 @@ def _killed(runner: CaseRunner, outcome: FaultOutcome, what: str) -> None:
 
 
 def _zombie(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
-    """Frozen in the middle of a step; it wakes up when its successor has freed old names."""
+    """Freeze the driver in the middle of a step; continue it after its successor has taken over."""
     zombie, life = runner.driver, runner.life
     assert zombie is not None
     assert life is not None
@@ -182,27 +182,31 @@ def _zombie(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
     zombie.signal_all(signal.SIGSTOP)
     runner.hit(outcome, f"driver {zombie.pid} at {fault.point}, after epoch {epoch(runner)}")
     runner.driver = runner.life = None
-    runner.host = f"host-{fault.number}"  # on another machine: it can't end it
+    runner.host = (
+        f"host-{fault.number}"  # as on another machine: the successor can't end the zombie
+    )
     successor = _succeed(runner, fault, outcome, folder)
     (folder / "resume").touch()
     zombie.signal_all(signal.SIGCONT)
-    if fault.wakes:  # while its successor stands still; before a fence it may well go on
+    if fault.wakes:  # while its successor waits; before the fence the zombie may publish
         before = runner.observer.progress()
         _wait_beside(runner, life, lambda: runner.observer.progress() != before, _AWAKE_FOR)
         (successor / "resume").touch()
         runner.start_recovery_clock(outcome)
     ended = _wait_beside(runner, life, lambda: False, _END_WITHIN)
-    outcome.what += f"; it woke up and ended as {life.error.get('kind', '-')}" if ended else ""
+    outcome.what += f"; it continued and ended as {life.error.get('kind', '-')}" if ended else ""
     if not ended:
         runner.violations.append(
-            Violation("stuck", runner.case.name, f"driver {zombie.pid} goes on after its successor")
+            Violation(
+                "stuck", runner.case.name, f"driver {zombie.pid} continues after its successor"
+            )
         )
         zombie.end()
     runner.drivers.give_back(zombie)
 
 
 def _succeed(runner: CaseRunner, fault: Fault, outcome: FaultOutcome, folder: Path) -> Path:
-    """A successor, up to the point at which the zombie is to wake up."""
+    """Start a successor and wait until it is where the zombie continues."""
     pausing = folder / "successor"
     pausing.mkdir()
     if fault.wakes:
@@ -213,12 +217,14 @@ def _succeed(runner: CaseRunner, fault: Fault, outcome: FaultOutcome, folder: Pa
     else:
         runner.start_life(take_over=True)
         runner.recover(outcome)
-        runner.wait_for_epochs(8 if fault.visit % 2 else 0)  # keep_epochs is 3: long pruned, or not
+        runner.wait_for_epochs(
+            8 if fault.visit % 2 else 0
+        )  # keep_epochs is 3: the old names are removed, or not yet
     return pausing
 
 
 def _wait_beside(runner: CaseRunner, life: Life, enough: Callable[[], bool], within: float) -> bool:
-    """Listen to the zombie, too: has its life ended?"""
+    """Wait, and read the events of the zombie meanwhile. Has its life ended?"""
 
     def heard() -> bool:
         life.read_events()
@@ -267,7 +273,7 @@ def _slow_task(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
 
 
 def _damage(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
-    """The right outcome is a clear error. Then the file is put back."""
+    """The driver must end with exit code 7. Then the file is put back."""
     wait_at_random(runner, fault)
     end_driver(runner)
     path = _victim(runner, fault.file)
@@ -303,8 +309,8 @@ def _flipped(data: bytes, at: int) -> bytes:
 
 
 def _victim(runner: CaseRunner, what: str) -> Path | None:
-    """A file that opening reads: the newest entry of the epoch log, the newest commit of a target,
-    the document of the lineage. Or one that the next epoch reads: of keyed state."""
+    """A file that opening reads (the newest entry of the epoch log, the newest commit of a target,
+    the document of the lineage), or a file of keyed state, which the next epoch reads."""
     lineage = runner.observer.lineages.folder()
     if what in ("manifest", "run"):
         return _keyed_victim(runner, lineage, what)
@@ -321,7 +327,7 @@ def _victim(runner: CaseRunner, what: str) -> Path | None:
 
 
 def _keyed_victim(runner: CaseRunner, lineage: Path, what: str) -> Path | None:
-    """Of the state that the next epoch begins with."""
+    """A file of the state that the next epoch reads."""
     with runner.observer.looking_away():
         runner.observer.poll()
     for query in runner.case.queries:
@@ -343,7 +349,7 @@ def _full_disk(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
     assert life is not None
     assert feed is not None
     retried = feed.retried
-    with runner.observer.looking_away():  # SQLite cannot read a database without any space
+    with runner.observer.looking_away():  # SQLite cannot read a database on a full disk
         with ballast.open("wb", buffering=0) as file, suppress(OSError):
             while shutil.disk_usage(runner.case.folder).free:
                 file.write(b"\0" * 65536)
@@ -353,7 +359,7 @@ def _full_disk(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
     runner.start_recovery_clock(outcome)
     outcome.hit = life.over or feed.retried > retried
     ended = runner.complaint() if life.over else "the driver waited"
-    outcome.what = f"{ended}; {feed.retried - retried} appends tried again"
+    outcome.what = f"{ended}; {feed.retried - retried} appends repeated"
 
 
 _ACTS: dict[str, Callable[[CaseRunner, Fault, FaultOutcome], None]] = {

@@ -1,4 +1,4 @@
-"""Driver processes: their Spark starts ahead of time, and one that raised can live again."""
+"""Driver processes: Spark starts ahead of time, and a driver that raised can run another life."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TURN = 0.02
 
 
 def _imports(job: Path | None) -> dict[str, str]:
-    """As `onceflow run` sets it. The driver itself finds them when it loads the job."""
+    """PYTHONPATH for Python workers, as `onceflow run` sets it."""
     if job is None:
         return {}
     paths = [str(import_root(job)), os.environ.get("PYTHONPATH", "")]
@@ -64,11 +64,11 @@ class Life:
             self.code = self.driver.exit_code
 
     def wait(self, seconds: float) -> int:
-        """Its exit code. For a life that nobody else listens to."""
+        """Wait for its end; returns the exit code. Nobody else may read its events."""
         deadline = time.monotonic() + seconds
         while not self.over:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"driver {self.driver.pid} goes on after {seconds:.0f} s")
+                raise TimeoutError(f"driver {self.driver.pid} still runs after {seconds:.0f} s")
             time.sleep(_TURN)
             self.read_events()
         assert self.code is not None
@@ -76,7 +76,7 @@ class Life:
 
 
 class Driver(Child):
-    """A process of `harness/driver.py`, which lives as often as it is ordered to."""
+    """A process of `harness/driver.py`, which runs one life after the other."""
 
     def __init__(
         self, master: str, settings: dict[str, str], scratch: Path, number: int, job: Path | None
@@ -119,16 +119,16 @@ class Driver(Child):
         return Life(self)
 
     def workers(self) -> list[int]:
-        """The Python processes that work for its JVM."""
+        """Its Python workers."""
         return [pid for pid, what in self.family().items() if what == WORKER]
 
     def serves(self, url: str) -> bool:
-        """Is this the address at which executors find its JVM?"""
+        """Is this the address at which executors reach its JVM?"""
         return self.address != "" and self.address in url
 
 
 class Drivers:
-    """Drivers of one session each, one of them always ahead, all of them ended at the end."""
+    """A pool of drivers. One is always started ahead; `close` ends them all."""
 
     def __init__(
         self, folder: Path, master: str, settings: dict[str, str], *, job: Path | None = None
@@ -148,7 +148,7 @@ class Drivers:
         return driver
 
     def take(self) -> Driver:
-        """A spare one. It may not be ready yet."""
+        """A spare driver. It may not be ready yet."""
         self._spares = [driver for driver in self._spares if driver.exit_code is None]
         self._spares.sort(key=lambda driver: not driver.ready)
         return self._spares.pop(0) if self._spares else self._start()
@@ -159,7 +159,7 @@ class Drivers:
             self._spares.append(self._start())
 
     def give_back(self, driver: Driver) -> None:
-        """One whose life is over and that can live again, unless it is spent."""
+        """Take back a driver whose life is over. One that is spent is ended."""
         if driver.spent:
             driver.end()
         elif driver.exit_code is None:
@@ -182,12 +182,12 @@ class Drivers:
         return next((driver.spark for driver in self._started if driver.spark), "")
 
     def left(self) -> list[int]:
-        """Processes of drivers that have ended which did not end with them."""
+        """Processes that continue although their driver has ended."""
         dead = {driver.pid for driver in self._started if driver.exit_code is not None}
         return [pid for pid, (_, session, _) in processes().items() if session in dead]
 
     def _reap(self) -> None:
-        """What killed drivers leave is ours, and waits for us when it has ended."""
+        """Wait for orphans of killed drivers, which we have adopted."""
         ours = {driver.pid for driver in self._started}  # each leads a session
         found: list[int] = []
         for listed in Path("/proc/self/task").glob("*/children"):
@@ -199,7 +199,7 @@ class Drivers:
                     os.waitpid(pid, os.WNOHANG)
 
     def close(self) -> None:
-        """When it returns, nothing of them runs."""
+        """Kill all drivers and what they started."""
         for driver in self._started:
             driver.end()
         self._reap()

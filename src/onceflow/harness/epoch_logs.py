@@ -1,4 +1,4 @@
-"""What the epoch logs of a job say, read without onceflow: its lineages, and their decisions."""
+"""The epoch logs of a job, read without onceflow: its lineages and their decisions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TRIES = 200
 
 @dataclass(frozen=True)
 class Decision:
-    """A decision as it stands in the epoch log."""
+    """A decision, as the epoch log has it."""
 
     epoch: int
     term: int
@@ -23,10 +23,10 @@ class Decision:
     watermark: int  # of the next epoch, milliseconds
     stateful: bool
     rows: dict[str, int]  # output -> rows
-    keyed: dict[str, Any] = field(default_factory=dict)  # what it says of each keyed step
+    keyed: dict[str, Any] = field(default_factory=dict)  # of each keyed step
 
     def read_to(self, source: str) -> list[int]:
-        """How far a source was read: the next offset of each partition."""
+        """The next offset of each partition of a source."""
         end = self.end[source]
         if "next" in end:
             return list(end["next"])
@@ -35,8 +35,8 @@ class Decision:
 
     @property
     def is_waited_for(self) -> bool:
-        """Will keyed steps have an epoch without rows: a timer is behind the watermark, or a
-        partition counts as idle soon?"""
+        """Will keyed steps have an epoch without rows, because a timer is due or a partition counts
+        as idle soon?"""
         return any(
             step["idle_at"] is not None
             or any(
@@ -48,17 +48,17 @@ class Decision:
 
 @dataclass
 class _Log:
-    """All that was seen of the epoch log of one query in one lineage."""
+    """Everything seen so far of the epoch log of one query in one lineage."""
 
     decided: dict[int, Decision] = field(default_factory=dict)  # by epoch
-    parent: str = ""  # the lineage that it goes on from
-    cut: int = -1  # and the last epoch of it that counts
-    ended: str = ""  # the lineage that goes on from here
+    parent: str = ""  # the lineage that it continues
+    cut: int = -1  # the last epoch of the parent that counts
+    ended: str = ""  # the lineage that continues this one
 
 
 class Lineages:
-    """Of one job, from its first to the one that it is in. A log frees its old decisions: what was
-    seen once is remembered."""
+    """The lineages of one job, from the first to the current one. A log removes old decisions, so
+    decisions are kept here once they were seen."""
 
     def __init__(self, job: Path) -> None:
         self.chain: list[str] = []
@@ -72,24 +72,24 @@ class Lineages:
             logs = self._logs.setdefault(self.chain[-1], {})
             queries = sorted((self._job / "lineages" / self.chain[-1]).glob("*/onceflow/log"))
             for log in queries:
-                with contextlib.suppress(Corrupt):  # the driver is to say so
+                with contextlib.suppress(Corrupt):  # the driver reports it
                     _read(log, logs.setdefault(log.parents[1].name, _Log()))
-            first = queries[0].parents[1].name if queries else ""  # its end is that of all
+            first = queries[0].parents[1].name if queries else ""  # all queries end together
             if not first or not logs[first].ended:
                 return
             self.chain.append(logs[first].ended)
 
     def folder(self) -> Path:
-        """Of the lineage that the job is in."""
+        """The folder of the current lineage."""
         return self._job / "lineages" / (self.chain[-1] if self.chain else "")
 
     def cut(self, lineage: str, query: str) -> int:
-        """The last epoch of the lineage before that counts; -1: it began with nothing."""
+        """The last epoch of the parent lineage that counts; -1 if there is none."""
         log = self._logs.get(lineage, {}).get(query)
         return -1 if log is None else log.cut
 
     def decided(self) -> dict[str, dict[int, Decision]]:
-        """query -> epoch -> the decision that counts: what came after a cut does not."""
+        """query -> epoch -> the decision that counts; a cut removes those after it."""
         if not self.chain:
             return {}
         return {q: self._decided(self.chain[-1], q) for q in self._logs.get(self.chain[-1], {})}
@@ -107,7 +107,7 @@ def _read(folder: Path, log: _Log) -> None:
             entries = _entries(folder)
             break
         except FileNotFoundError:
-            continue  # rolled up while we read: begin again
+            continue  # rolled up while we read: start over
     else:
         return
     for entry in entries:

@@ -1,4 +1,4 @@
-"""How a fault comes to its moment: some time in a life, or a named fault point."""
+"""The moment of a fault: a random time in a life, or a named fault point."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 from onceflow.harness.case_runner import CaseRunner, FaultOutcome
 from onceflow.harness.fault_schedule import Fault
 
-REACH_WITHIN = 40.0  # seconds until an armed point is reached, or a wire is found
+REACH_WITHIN = 40.0  # seconds until a driver reaches an armed point, or a task finds a wire
 
 
 def wait_at_random(runner: CaseRunner, fault: Fault) -> None:
-    """Some moment in the middle of a life: the runner has seen an epoch of it."""
+    """Wait for the random time of the fault."""
     runner.wait(lambda: False, fault.after)
 
 
 def end_driver(runner: CaseRunner) -> None:
-    """The driver, its JVM and its workers: what comes next is done to files at rest."""
+    """Kill the driver, its JVM and its workers, so that nobody writes files."""
     assert runner.driver is not None
     runner.driver.end()
     runner.turn()
@@ -29,8 +29,8 @@ def epoch(runner: CaseRunner) -> str:
 def pause_driver(
     runner: CaseRunner, fault: Fault, outcome: FaultOutcome, *, then: str = ""
 ) -> Path | None:
-    """The driver waits at the point until `resume` appears in this folder. None: it did not get
-    there in time. `then`: what is armed at a point behind it."""
+    """The driver waits at the point until `resume` appears in the folder that is returned. None if
+    it was not there in time. `then`: a fault to arm at a later point."""
     folder = runner.case.folder / f"fault-{fault.number}"
     folder.mkdir()
     assert runner.driver is not None

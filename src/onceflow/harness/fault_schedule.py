@@ -1,4 +1,4 @@
-"""Which fault strikes when: a pure function of a seed and the cases, written before it runs."""
+"""Which fault strikes when: a pure function of the seed and the cases."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ KINDS = {
     "kill-worker": "kill -9 of its Python workers, at a random time",
     "kill-executor": "kill -9 of an executor (cluster)",
     "kill-point": "kill -9 of the driver at a named fault point",
-    "lost-commit": "kill -9 of all, and Spark's newest commits/<N>, or offsets/<N> too, is gone",
+    "lost-commit": "kill -9 of all; Spark's newest commits/<N>, or offsets/<N> too, is deleted",
     "raise-point": "an exception at a named fault point",
-    "zombie": "the driver is frozen at a fault point, a successor takes over, and it wakes up",
-    "fail-task": "a task fails in the middle of its rows; a keyed one also at a point of its own",
+    "zombie": "the driver is frozen at a fault point and continues after a successor took over",
+    "fail-task": "a task fails in the middle of its rows; a keyed one also at its fault points",
     "slow-task": "a task takes seconds longer, and is speculated (cluster)",
-    "truncate": "a file of onceflow's loses its end; put back after the error",
-    "flip": "a bit of a file of onceflow's is flipped; put back after the error",
+    "truncate": "a file of onceflow loses its end; it is put back after the error",
+    "flip": "a bit of a file of onceflow is flipped; it is put back after the error",
     "full-disk": "home and targets have no space left for a while",
-    "savepoint": "a savepoint of the job that runs, or that is stopped for it",
-    "rollback": "the driver ends, and the job goes back to an epoch that is retained",
+    "savepoint": "a savepoint of the running job, or one that stops the job",
+    "rollback": "the driver ends, and the job goes back to a retained epoch",
     "restore": "the driver ends, and the job goes back to a savepoint of this case",
-    "fork": "a second job from a cut of the first, which is run once",
+    "fork": "a second job from a cut of the first, run once",
     "kill-broker": "kill -9 of a Kafka broker, at a random time or while the driver publishes",
-    "freeze-broker": "a broker stands still for longer than a transaction may take",
+    "freeze-broker": "a broker is frozen for longer than a transaction may take",
     "kill-postgres": "kill -9 of PostgreSQL, at a random time or while the driver publishes",
-    "lost-answer": "the server commits, and its answer gets lost",
-    "open-transaction": "somebody else's open transaction lies on the ledger, and the driver ends",
+    "lost-answer": "the server commits, and its answer is lost",
+    "open-transaction": "a foreign transaction is open on the ledger, and the driver ends",
 }
 KILLS = (
     "kill-driver", "kill-jvm", "kill-worker", "kill-executor", "kill-point", "lost-commit",
@@ -48,10 +48,10 @@ SERVERS = {
     "open-transaction": ("kafka",),
 }
 BREAK_SERVERS = ("kill-broker", "freeze-broker", "kill-postgres", "lost-answer")
-# Commands of people, each of them a process: it may be killed on its way, and is run again then.
+# Commands, each in a process of its own: one that is killed runs again.
 SNAPSHOTS = ("savepoint", "rollback", "restore", "fork")
 NEED_BUILT_IN = ("fail-task", "slow-task")
-# Beside the kinds of its sinks: the case has keyed steps.
+# Listed with the kinds of sinks of a case that has keyed steps.
 KEYED = "keyed"
 # Where a paused driver would hold a lock that its successor waits for.
 _NO_SLEEP = ("sqlite.begun", "sqlite.written")
@@ -60,14 +60,14 @@ _VISITS = {
 }  # fmt: skip
 _DAMAGED = ("decision", "commit", "lineage")
 _KEYED_DAMAGED = (*_DAMAGED, "manifest", "run")
-_LOST = ("commits", "offsets")  # the latter with the former
-# Where the driver stands when a server is broken; "": anywhere.
+_LOST = ("commits", "offsets")  # offsets: together with commits
+# Where the driver waits when a server is broken; "": anywhere.
 _STANDS = {
     "kill-broker": ("", "kafka.begun", "kafka.written", "kafka.committed-one"),
     "freeze-broker": ("", "kafka.begun", "kafka.written"),
     "kill-postgres": ("", "postgres.copied", "postgres.begun", "postgres.written"),
 }
-# Where such a command is killed, and, behind a restore, the next start is broken; "": nowhere.
+# Where such a command is killed or, after a restore, the next start is broken; "": nowhere.
 _SPOTS = {
     "savepoint": (
         "", "", "savepoint.held", "savepoint.linked", "savepoint.copied", "savepoint.listed",
@@ -82,11 +82,12 @@ _TAKE_BACK = {
     "files": ("drop.committed", "drop.removed-one"), "log": ("drop.committed", "drop.removed-one"),
     "sqlite": ("sqlite.rewound",),
 }  # fmt: skip
-# How the driver ends before: by kill -9 at a random time, by `onceflow stop`, or at a point.
+# How the driver ends before the command: by kill -9 at a random time, by `onceflow stop`, or at a
+# point.
 _ENDS = ("", "stop", "epoch.staged", "epoch.decided", "epoch.output-published", "epoch.published")
 _BACK = 4  # savepoints or epochs, at most
-_TAKEN = "kafka.begun"  # the driver has read the ledger, and begins to publish
-# At which point of its successor's opening a zombie wakes up; or when epochs were decided since.
+_TAKEN = "kafka.begun"  # the driver has read the ledger and begins to publish
+# The point of its successor's opening at which a zombie continues; "": after decided epochs.
 _WAKINGS = ("open.led", "open.fenced", "open.ledgers-read", "open.published", "open.swept", "", "")
 
 
@@ -97,18 +98,20 @@ class Fault:
     number: int
     case: int
     kind: str
-    point: str = ""  # where it strikes, if at a named fault point
-    visit: int = 1  # of the point; or which savepoint or epoch, from the newest
-    after: float = 0.0  # seconds of work before it strikes, if at a random time
-    file: str = ""  # what is damaged or deleted, whose answer is lost; rewind, skip; raise, kill
-    wakes: str = ""  # the point of the successor's opening at which a zombie wakes up
-    back: bool = False  # the server is back before the driver goes on from the point
+    point: str = ""  # a named fault point, if it strikes at one
+    visit: int = 1  # of the point; or which savepoint or epoch, counted from the newest
+    after: float = 0.0  # seconds before it strikes, if at a random time
+    file: str = (
+        ""  # what is damaged or deleted; whose answer is lost; rewind or skip; raise or kill
+    )
+    wakes: str = ""  # the point of the successor's opening at which a zombie continues
+    back: bool = False  # the server is back before the driver continues from the point
     ends: str = ""  # how the driver ends before a command
 
     @property
     def what(self) -> str:
-        wakes = f", wakes up at {self.wakes}" if self.wakes else ""
-        wakes += ", back before it goes on" if self.back else ""
+        wakes = f", continues at {self.wakes}" if self.wakes else ""
+        wakes += ", back before the driver continues" if self.back else ""
         if self.kind in SNAPSHOTS:
             choice = f": {self.file}" if self.file else ""
             return f"{self.kind}{choice}{f', broken at {self.point}' if self.point else ''}"
@@ -135,7 +138,7 @@ def points(sinks: Iterable[str], *, asleep: bool = False) -> list[str]:
 
 
 def opens(point: str) -> bool:
-    """Is it reached by a driver that opens, and not again?"""
+    """Is it a point that a driver reaches only when it opens a query?"""
     return point.startswith("open.") or point == "kafka.fenced-one"
 
 
@@ -145,7 +148,7 @@ def fits(kind: str, sinks: Iterable[str]) -> bool:
 
 
 def is_kill(kind: str) -> bool:
-    """Also of a kind that somebody else carries out."""
+    """For kinds of other harnesses too."""
     return kind in KILLS or kind.startswith("kill-")
 
 

@@ -1,4 +1,4 @@
-"""The producer: appends an input to its logs, commit by commit, whatever happens to the job."""
+"""The producer: appends an input to its logs, commit by commit, while the job is broken."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _PRODUCER = "verify"
-_PAUSE = 0.2  # seconds from commit to commit, and before an append is tried again
+_PAUSE = 0.2  # seconds from commit to commit, and before an append is repeated
 
 
 class Input(Protocol):
@@ -24,20 +24,20 @@ class Input(Protocol):
 
     @property
     def logs(self) -> dict[str, dict[str, Any]]:
-        """Path of each log -> how it is created, or which topic stands for it, at which servers."""
+        """Path of each log -> arguments to create it, or a topic and its servers."""
 
     def commit(self, number: int) -> dict[str, pa.Table] | None:
-        """What each log gets in this commit. None: there is nothing more."""
+        """Rows for each log in this commit. None at the end of the input."""
 
     def last(self, number: int) -> dict[str, pa.Table]:
-        """What each log gets when the input ends here, if anything."""
+        """Rows for each log, if any, when the input ends here."""
 
 
 class BuiltIn:
-    """The rows of a seed, and at the end some that close every window."""
+    """The rows of a seed, and last rows that close every window."""
 
     def __init__(self, seed: int, *, size: int = 20, topic: dict[str, Any] | None = None) -> None:
-        """`topic`: the Kafka topic that gets the rows, and its servers; else a log does."""
+        """`topic`: a Kafka topic and its servers, instead of a log."""
         self._workload, self._size = Workload(seed), size
         log = {"schema": SCHEMA, "partitions": 2, "key": ["key"]}
         self.logs: dict[str, dict[str, Any]] = {"in": topic or log}
@@ -50,23 +50,23 @@ class BuiltIn:
         return {"in": table(self._workload.closing(number * self._size))}
 
     def rows(self, commits: int) -> Iterator[Row]:
-        """All rows of an input that ended after so many commits, in their order."""
+        """All rows of an input that ended after so many commits, in order."""
         for number in range(commits * self._size):
             yield self._workload.row(number)
         yield from self._workload.closing(commits * self._size)
 
 
 class Feed(threading.Thread):
-    """Appends from its start until `end`, however often an append has to be tried."""
+    """Appends from its start until `end`. It repeats an append that fails."""
 
     def __init__(
         self, folder: Path, source: Input, *, pause: float = _PAUSE, most: int | None = None
     ) -> None:
-        """`most`: so many commits, however long it takes until `end`."""
+        """`most`: append only so many commits."""
         super().__init__(name="onceflow verify feed", daemon=True)
-        self.full = threading.Event()  # nothing more comes before `end`
+        self.full = threading.Event()  # all commits before `end` are appended
         self.commits = self.rows = 0
-        self.retried = 0  # appends that were tried again
+        self.retried = 0  # appends that were repeated
         self.failure: BaseException | None = None
         self._input, self._pause, self._most = source, pause, most
         self._logs = {path: _open(folder / path, how) for path, how in source.logs.items()}
@@ -85,11 +85,11 @@ class Feed(threading.Thread):
             self._end.wait()
             if not self._abandoned:
                 self._append(self._input.last(self.commits))
-        except BaseException as error:  # told by `end`
+        except BaseException as error:  # raised by `end`
             self.failure = error
 
     def end(self) -> None:
-        """Append what ends the input, and wait for it."""
+        """Append the last rows, and wait for that."""
         self._end.set()
         self.join()
         if self.failure is not None:
@@ -118,7 +118,7 @@ class Feed(threading.Thread):
 
 
 class _Log:
-    """The embedded log, as the feed sees logs."""
+    """The embedded log, with the methods that the feed needs."""
 
     def __init__(self, log: EmbeddedLog) -> None:
         self._log = log

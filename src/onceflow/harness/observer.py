@@ -1,4 +1,4 @@
-"""A reader of committed rows that reads all the time, through every fault."""
+"""The reader of committed rows: it reads the whole time, through every fault."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ from onceflow.harness.targets import Away, Corrupt, Published, Row, Target
 
 _PAUSE = 0.2  # seconds
 _LONGEST_PAUSE = 2.0
-_MOST = 20  # violations that are told of one output
+_MOST = 20  # violations that are kept for one output
 
 
 @dataclass
 class Seen:
-    """What was seen of one output."""
+    """What the reader saw of one output."""
 
     last: Published = field(default_factory=Published)
-    rows: set[Row] = field(default_factory=set)  # every row ever, of an output that is upserted
-    owed: Counter[Row] = field(default_factory=Counter)  # taken back: at least these are to come
+    rows: set[Row] = field(default_factory=set)  # all rows ever seen, if the output is upserted
+    owed: Counter[Row] = field(
+        default_factory=Counter
+    )  # taken back: at least these must come again
     backwards: list[str] = field(default_factory=list)
     corrupt: list[str] = field(default_factory=list)
 
 
 class Observer(threading.Thread):
-    """Polls targets and the epoch log. What it says is as new as its last poll.
+    """Polls targets and the epoch log. Its answers are as new as its last poll.
 
-    Rows that were seen once are seen ever after. Only where somebody asked to take back what an
-    output published after a cut, they may go away, in the one step in which the ledger comes to
-    the new lineage; and if the job `repeats`, they come again.
+    A row that was seen must stay. It may go away only if a restore was told to take back the rows
+    of its output after a cut, and only in the step in which the ledger moves to the new lineage. If
+    the job `repeats`, the row must come again.
     """
 
     def __init__(
@@ -53,20 +55,22 @@ class Observer(threading.Thread):
         self.samples: list[tuple[float, int]] = []  # (time, rows that can be read)
         self.polls = 0
         self.failure: BaseException | None = None
-        self._asked: dict[str, str] = {}  # output -> what becomes of its rows after the cut
-        self._choices: dict[str, dict[str, str]] = {}  # by the lineage that came of it
+        self._asked: dict[str, str] = {}  # output -> rewind or skip
+        self._choices: dict[
+            str, dict[str, str]
+        ] = {}  # lineage that a restore opened -> output -> rewind or skip
         self._known: dict[str, dict[str, Any]] = {target.output: {} for target in targets}
         self._enough = threading.Event()
         self._looking = threading.Lock()
 
     def run(self) -> None:
         try:
-            used = 0.0  # of a core, for the last look; not more than a part of one in all
+            used = 0.0  # CPU seconds of the last poll; a long one is followed by a long pause
             while not self._enough.wait(min(max(self._pause, 4 * used), _LONGEST_PAUSE)):
                 began = time.thread_time()
                 self.look()
                 used = time.thread_time() - began
-        except BaseException as error:  # an observer that crashed has seen nothing
+        except BaseException as error:  # raised later, by whoever waits for us
             self.failure = error
 
     def stop(self) -> None:
@@ -75,7 +79,7 @@ class Observer(threading.Thread):
             self.join()
 
     def close(self) -> None:
-        """Of what it kept for its next look."""
+        """Close the consumers that are kept from poll to poll."""
         for known in self._known.values():
             if "reader" in known:
                 known.pop("reader").close()
@@ -136,9 +140,9 @@ class Observer(threading.Thread):
             _note(seen.corrupt, str(error))
             return
         except (Away, sqlite3.OperationalError):
-            return  # it could not look (a server is down, no space for a lock): nothing was seen
+            return  # a server is down, or there is no space for a lock: nothing was seen
         if now.lineage not in ("", seen.last.lineage, *self.lineages.chain):
-            self._follow()  # it came since
+            self._follow()  # the lineage is newer than our last look
         cut = self._taken_back(target.output, seen.last.lineage, now.lineage)
         if cut is None:
             _note(seen.backwards, *_went_back(target, seen.last, now))
@@ -153,7 +157,7 @@ class Observer(threading.Thread):
         seen.last = now
 
     def _taken_back(self, output: str, before: str, now: str) -> int | None:
-        """The epoch to which what an output had published was to be taken back, if it was."""
+        """The epoch after which the rows of an output were to be taken back, if they were."""
         chain = self.lineages.chain
         if now not in chain or before not in chain:
             return None
@@ -167,7 +171,7 @@ class Observer(threading.Thread):
 
 
 def _items(target: Target, published: Published) -> Counter[Row]:
-    """What comes again after it was taken back: rows, or keys with any row."""
+    """What must come again after a rewind: rows, or keys with any row."""
     if target.mode == "complete":
         return Counter()
     return Counter([*published.last_of_key(target.key)] if target.upserted else published.rows)
@@ -186,7 +190,7 @@ def _went_too_far(before: Published, now: Published, cut: int) -> Iterator[str]:
 
 def _went_back(target: Target, before: Published, now: Published) -> Iterator[str]:
     if target.mode == "complete":
-        return  # each epoch replaces all
+        return  # each epoch replaces the table
     if target.is_table and target.upserted:
         gone = set(before.last_of_key(target.key)) - set(now.last_of_key(target.key))
         if gone:

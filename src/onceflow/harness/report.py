@@ -1,4 +1,4 @@
-"""The result of `onceflow verify` as one HTML file that needs nothing but itself."""
+"""The result of `onceflow verify` as one HTML file without outside parts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from onceflow.harness.fault_schedule import KINDS, SNAPSHOTS, is_kill
 Json = dict[str, Any]
 
 _SAYS = {
-    "valid": "Every row of the truth is in its target exactly once.",
-    "invalid": "The targets do not hold the truth, or a promise was broken on the way.",
-    "unknown": "A check could not be made, so nothing is claimed.",
+    "valid": "Every expected row is in its target exactly once.",
+    "invalid": "The targets differ from the expected result, or a reader saw a broken promise.",
+    "unknown": "A check could not be made, so there is no verdict.",
 }
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #5d6672; --line: #d9dee4;
@@ -105,7 +105,7 @@ def _facts(result: Json) -> str:
     ]
     cells = "".join(f"<div><b>{value}</b><span>{what}</span></div>" for value, what in facts)
     return (
-        f"<div class='facts'>{cells}</div><p>Seed {result['seed']}. The same schedule again:</p>"
+        f"<div class='facts'>{cells}</div><p>Seed {result['seed']}. To repeat the schedule:</p>"
         f"<pre>{escape(result['command'])}</pre>"
     )
 
@@ -236,8 +236,8 @@ def _reading(result: Json) -> str:
         "<h2>How to read this</h2>"
         "<p>The input is numbered rows that follow from the seed. While a producer appends them, "
         "the faults above strike, in an order that was fixed before. A reader of committed rows "
-        "reads all the time. When the input is used up, what the targets hold is read without "
-        "onceflow and compared with the truth, as multisets.</p>"
+        "reads the whole time. After the end of the input the rows of the targets are read without "
+        "onceflow and compared with the expected result, as multisets.</p>"
         "<p>Violations: <b>lost</b>, <b>duplicated</b>, <b>corrupt</b> rows; <b>torn</b> epochs; "
         "rows <b>disordered</b> within a key; a <b>dirty</b> read, or one that went "
         "<b>backwards</b>; something <b>left</b> behind; a job that is <b>stuck</b>; damage that "

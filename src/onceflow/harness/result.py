@@ -1,4 +1,4 @@
-"""What a run of `onceflow verify` came to, and its verdict."""
+"""The result of a run of `onceflow verify`, and its verdict."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CaseResult:
 
 @dataclass
 class Result:
-    """Everything that the report says."""
+    """Everything that is in the report."""
 
     seed: int
     command: str
@@ -44,7 +44,9 @@ class Result:
     faults: list[Event] = field(default_factory=list)
     cases: list[CaseResult] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    kinds: dict[str, str] = field(default_factory=dict)  # of faults that only this run has
+    kinds: dict[str, str] = field(
+        default_factory=dict
+    )  # descriptions of faults that only this run has
     interrupted: bool = False
 
     @property
@@ -57,8 +59,7 @@ class Result:
 
     @property
     def unknown(self) -> list[str]:
-        """Why it can't be known. A checker that crashed has not passed; nor has a run without a
-        fault that struck."""
+        """Why there is no verdict: a check failed, no fault struck, or the run was interrupted."""
         found = [f"{c.job} to {c.sinks}: {c.unknown}" for c in self.cases if c.unknown]
         if not any(fault["hit"] for fault in self.faults):
             found.append("no fault struck")
@@ -73,7 +74,7 @@ class Result:
         return {"valid": 0, "invalid": 1, "unknown": 3}[self.verdict]
 
     def recovery(self) -> dict[str, float]:
-        """Seconds from a fault to the next epoch, without the start of a Spark."""
+        """Seconds from a fault to the next epoch, not counting the start of Spark."""
         return percentiles([f["recovery_s"] for f in self.faults if f["recovery_s"] is not None])
 
     def as_json(self) -> Event:

@@ -1,8 +1,8 @@
-"""A run of `onceflow verify`, kept for the page: its events while it runs, its result and report.
+"""The record of a run of `onceflow verify`, for the page: its events, its result, its report.
 
 <folder>/<run>/events.jsonl, result.json, report.html
 
-Nothing depends on it: a record that cannot be written stops no run. The newest runs are kept.
+A record that cannot be written stops no run. The newest 100 runs are kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PROGRESS_EVERY = 2.0  # seconds
 
 
 class RunRecord:
-    """One run. Its folder is made with the first event: what is refused leaves nothing."""
+    """One run. The first event makes its folder, so that a refused run leaves nothing."""
 
     def __init__(self, root: Path, command: str) -> None:
         self._root, self._command = root, command
@@ -33,7 +33,7 @@ class RunRecord:
             if time.monotonic() - self._said < _PROGRESS_EVERY:
                 return
             self._said = time.monotonic()
-        if event["event"] == "verdict":  # all of it is in result.json
+        if event["event"] == "verdict":  # the rest is in result.json
             event = {"event": "verdict", "verdict": event["verdict"], "at_s": event.get("at_s")}
         with contextlib.suppress(OSError, TypeError, ValueError):
             first = self._folder is None

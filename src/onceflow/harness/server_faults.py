@@ -1,4 +1,4 @@
-"""Faults of servers: killed, frozen, their answers lost, their ledgers held by somebody else."""
+"""Faults of servers: kills, frozen servers, lost answers, foreign transactions on the ledger."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from onceflow.harness.server_targets import LEDGER
 from onceflow.harness.servers import TRANSACTION_TIMEOUT, Servers
 from onceflow.testing.servers import Kafka
 
-_MOMENT = 1.0  # seconds that a server is away, its own start apart
+_MOMENT = 1.0  # seconds that a server is away, not counting its start
 _FROZEN = TRANSACTION_TIMEOUT + 2.0
-_HELD = 5.0  # seconds that somebody's transaction stays open while a driver reads the ledger
+_HELD = 5.0  # seconds that a foreign transaction stays open while a driver reads the ledger
 
 
 def _servers(runner: CaseRunner) -> Servers:
@@ -27,8 +27,8 @@ def _servers(runner: CaseRunner) -> Servers:
 def _standing(
     runner: CaseRunner, fault: Fault, outcome: FaultOutcome
 ) -> Iterator[Callable[[], None] | None]:
-    """The driver stands at the fault's point, if it has one, until what is given is called. None:
-    the point was not reached."""
+    """Inside the block the driver waits at the point of the fault, if it has one. Yields a function
+    that lets it continue, or None if it did not reach the point."""
     if not fault.point:
         wait_at_random(runner, fault)
         yield lambda: None
@@ -47,7 +47,7 @@ def _break(
     runner: CaseRunner, fault: Fault, outcome: FaultOutcome, *, what: str,
     down: Callable[[], None], up: Callable[[], None], away: float = _MOMENT,
 ) -> None:  # fmt: skip
-    """`back`: the server is there again before the driver goes on from where it stands."""
+    """With `fault.back` the server is up again before the driver continues."""
     with _standing(runner, fault, outcome) as go_on:
         if go_on is None:
             return
@@ -64,7 +64,7 @@ def _break(
 
 
 def _broker(runner: CaseRunner, fault: Fault) -> tuple[Kafka, int]:
-    """The brokers come in turn."""
+    """Each fault takes the next broker."""
     servers = _servers(runner)
     assert servers.kafka is not None
     return servers.kafka, fault.number % servers.brokers
@@ -102,9 +102,8 @@ def _lost_answer(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> Non
 
 
 def _open_transaction(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
-    """An epoch is published behind the beginning of somebody's transaction, and the driver ends
-    before it could note that. The next one must not believe what it sees before the transaction
-    has ended."""
+    """The driver publishes an epoch behind the beginning of a foreign transaction, and ends before
+    it can note that. The next driver must not trust the ledger until that transaction has ended."""
     life = runner.life
     assert life is not None
     folder = pause_driver(runner, fault, outcome, then="kafka.committed-one:raise")
@@ -115,7 +114,7 @@ def _open_transaction(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -
         if not runner.wait(lambda: life.over, REACH_WITHIN):
             disarm(runner, fault, outcome)
             return
-        runner.hit(outcome, f"it lay there from before epoch {epoch(runner)}")
+        runner.hit(outcome, f"the transaction was open before epoch {epoch(runner)}")
         about_to_read = folder.with_name(f"{folder.name}-opening")
         about_to_read.mkdir()
         runner.start_life(fault=f"open.fenced:pause:1:{about_to_read}")
@@ -129,7 +128,7 @@ def _open_transaction(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -
 
 @contextlib.contextmanager
 def _somebody(runner: CaseRunner) -> Iterator[None]:
-    """Who writes to every partition of the ledger, and has not ended the transaction."""
+    """Inside the block a foreign transaction is open on every partition of the ledger."""
     from confluent_kafka import Producer
 
     target = next(target for target in runner.case.targets if target.kind == "kafka")

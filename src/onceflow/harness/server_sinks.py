@@ -1,5 +1,5 @@
-"""Sinks of the built-in jobs that take both of their ways in turn. They are not in the job file: an
-error that passes through it is taken for the job's own."""
+"""Sinks of the built-in jobs, which publish by the driver and by tasks in turn. They are not in the
+job file, because an error that passes through that file counts as an error of the job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onceflow.postgres.sink import Postgres as PostgresSink
 
 
 class Kafka(KafkaSink):
-    """Every other epoch goes to two slots, by tasks; the others to one, by the driver."""
+    """Tasks publish every other epoch, to two slots; the driver publishes the others, to one."""
 
     def stage(self, staged: Staged) -> tuple[Committable, ...]:
         self.few_rows = 1 if self.few_rows > 1 else sys.maxsize
@@ -20,7 +20,7 @@ class Kafka(KafkaSink):
 
 
 class Postgres(PostgresSink):
-    """Tasks copy every other epoch, apart; the driver copies the others."""
+    """Tasks copy every other epoch; the driver copies the others."""
 
     def publish(self, publication: Publication) -> Outcome:
         Postgres.copied_apart_from = 1 if publication.epoch % 2 else sys.maxsize

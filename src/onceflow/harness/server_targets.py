@@ -1,6 +1,6 @@
-"""What anybody finds in a Kafka topic or a PostgreSQL table, read without onceflow.
+"""The committed rows of a Kafka topic or a PostgreSQL table, read without onceflow.
 
-The layout that is followed is the documented one. A topic has a compacted ledger topic beside it,
+It follows the documented layout. A topic has a compacted ledger topic beside it,
 `<topic>-onceflow-ledger`: slot k writes to partition k, with job/query/output as key, in the same
 transaction as its rows; a record names its number, its publication (`last`, with its `slots`) and
 the one that it follows (`before`). A schema has a table `_onceflow_ledger`, one row an output.
@@ -17,8 +17,8 @@ from typing import Any
 from onceflow.harness.targets import Away, Corrupt, Published, Target, fill
 
 LEDGER = "-onceflow-ledger"
-_SHORT = 1.0  # seconds that one look may take; a server that is away is looked at again
-_LONG = 60.0  # seconds to read all, once the job has stopped
+_SHORT = 1.0  # seconds for one poll; a server that does not answer is polled again
+_LONG = 60.0  # seconds to read everything, once the job has stopped
 _ENDED_WITHIN = 20.0  # seconds: the transactions of killed drivers time out
 QUIET: dict[str, Any] = {"log_level": 0, "error_cb": lambda error: None}
 
@@ -26,8 +26,8 @@ Ends = dict[tuple[str, int], int]  # topic and partition -> offset
 
 
 def read_server(target: Target, job: str, known: dict[str, Any] | None = None) -> Published:
-    """`known` keeps a consumer that reads on from one call to the next. Without it all is read
-    anew, from the beginning to the end. Raises `Away` if the server does not answer in time."""
+    """`known` keeps a consumer from one call to the next. Without it everything is read again, from
+    the beginning to the end. Raises `Away` if the server does not answer in time."""
     if target.kind == "postgres":
         return _read_table(target, job)
     if known is None:
@@ -42,7 +42,7 @@ def read_server(target: Target, job: str, known: dict[str, Any] | None = None) -
 
 
 def left_open(target: Target) -> Iterator[str]:
-    """Once the job has stopped: transactions that are open, tables that nobody needs."""
+    """Open transactions and unneeded tables that remain after the job has stopped."""
     look = _left_in_schema if target.kind == "postgres" else _held_back
     deadline = time.monotonic() + _ENDED_WITHIN
     while left := list(look(target)):
@@ -56,8 +56,8 @@ def left_open(target: Target) -> Iterator[str]:
 
 
 class Reader:
-    """A consumer of committed messages that reads on and on. It begins at the first offset, and a
-    place that is gone is an error: what was committed once is there."""
+    """A consumer of committed messages. It begins at the first offset and never skips: an offset
+    that is gone is an error."""
 
     def __init__(self, servers: str, topics: list[str]) -> None:
         from confluent_kafka import Consumer
@@ -77,7 +77,7 @@ class Reader:
         self._consumer.close()
 
     def read_on(self, seconds: float) -> None:
-        """What is there by now, within this time."""
+        """Read what is there by now, within this time."""
         deadline = time.monotonic() + seconds
         if not self._next:
             there = ends(self._servers, self._topics, seconds=seconds)
@@ -88,8 +88,8 @@ class Reader:
             pass
 
     def read_all(self, seconds: float, *, last: int | None = None) -> None:
-        """Up to where the topics end for readers of committed messages now; of each partition
-        only the `last` offsets."""
+        """Read to the current end of the committed messages. `last`: only so many offsets of each
+        partition."""
         deadline = time.monotonic() + seconds
         upto = ends(self._servers, self._topics, seconds=seconds)
         self._assign(upto, last=last)
@@ -106,7 +106,7 @@ class Reader:
         self._consumer.assign([TopicPartition(t, p, at) for (t, p), at in self._next.items()])
 
     def _read_some(self) -> bool:
-        """Did anything come?"""
+        """Read a batch. Did anything come?"""
         from confluent_kafka import KafkaError
 
         found = self._consumer.consume(1000, 0.1)
@@ -136,7 +136,7 @@ class Reader:
         return found
 
     def _records(self, target: Target, output: str) -> dict[int, dict[str, Any]]:
-        """The last one of each slot."""
+        """The last record of each slot."""
         return {
             slot: _parsed(topic, value)
             for (topic, slot), messages in self.messages.items()
@@ -147,7 +147,7 @@ class Reader:
 
 
 def _position(records: dict[int, dict[str, Any]]) -> dict[str, Any] | None:
-    """The last publication that all of its slots have."""
+    """The last publication that all slots have."""
     newest = max(records.values(), key=lambda record: record["number"], default=None)
     if newest is None or newest["last"] is None:
         return None
@@ -168,8 +168,8 @@ def _parsed(topic: str, value: bytes) -> dict[str, Any]:
 def ends(
     servers: str, topics: list[str], *, committed: bool = True, seconds: float = _LONG
 ) -> Ends:
-    """Where each partition ends; nothing of a topic that is not there. `committed`: for readers of
-    committed messages, who do not come behind the beginning of an open transaction."""
+    """The end of each partition; a missing topic has none. `committed`: the end for readers of
+    committed messages, who cannot read past the beginning of an open transaction."""
     from confluent_kafka import IsolationLevel, KafkaException
 
     level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
@@ -178,7 +178,7 @@ def ends(
     while True:
         try:
             return _list_ends(admin, topics, level, max(0.1, deadline - time.monotonic()))
-        except (KafkaException, TimeoutError) as error:  # also a leader that is not known yet
+        except (KafkaException, TimeoutError) as error:  # or a leader that is not known yet
             if time.monotonic() > deadline:
                 raise Away(f"Kafka at {servers}: {error}") from error
             time.sleep(0.05)
@@ -201,7 +201,7 @@ def _list_ends(admin: Any, topics: list[str], level: Any, seconds: float) -> End
 
 
 def kafka_admin() -> Any:
-    """The module, whose types are not for mypy."""
+    """The module, which has no usable types."""
     import confluent_kafka.admin
 
     return confluent_kafka.admin
@@ -258,7 +258,7 @@ def _left_in_schema(target: Target) -> Iterator[str]:
         kept = {"_onceflow_ledger", "_onceflow_rewind", f"_onceflow_before_{table}"}
         for name in sorted(_tables(db, schema) - {table, *kept}):
             if name.removeprefix("_onceflow_before_").startswith("fork_"):
-                continue  # of a fork of the job, which is to be there
+                continue  # of a fork of the job, which stays
             yield f"table {schema}.{name}"
         locks = db.execute(
             "SELECT DISTINCT pid FROM pg_locks JOIN pg_class ON pg_class.oid = relation "

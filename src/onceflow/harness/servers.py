@@ -1,7 +1,7 @@
-"""The servers that cases write to: started in the run's folder, or named from outside.
+"""The servers that cases write to: started in the folder of the run, or named by the environment.
 
-ONCEFLOW_KAFKA and ONCEFLOW_POSTGRES name servers that run already. Those are used as they are and
-never broken; each case has a place of its own there, which is removed at the end of the run.
+ONCEFLOW_KAFKA and ONCEFLOW_POSTGRES name servers that run already. Those are never broken; each
+case has a topic and a schema of its own there, which are removed at the end of the run.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 from onceflow.contract.extras import require
 from onceflow.testing.servers import Kafka, Postgres, Proxy, commit, end_txn
 
-TRANSACTION_TIMEOUT = 6.0  # seconds, of the Kafka sinks in the matrix
+TRANSACTION_TIMEOUT = 6.0  # seconds, of the Kafka sinks of the built-in jobs
 _VARIABLES = {"kafka": "ONCEFLOW_KAFKA", "postgres": "ONCEFLOW_POSTGRES"}
-# A transaction that has timed out is ended soon after.
+# The broker ends a transaction soon after its timeout.
 _BROKER = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000"}
 
 
 def given(kind: str) -> str:
-    """The variable that names such a server, if it is set: then it is not ours to break."""
+    """The variable that names such a server, if it is set: then we must not break it."""
     name = _VARIABLES[kind]
     return name if os.environ.get(name) else ""
 
@@ -64,7 +64,7 @@ class Servers:
     # -------------------------------------------------------------- where a case goes
 
     def new_place(self) -> str:
-        """For a case: its topic, with the ledger beside it, and its schema, which is made here."""
+        """A name for the topic and the schema of a case. Creates the schema."""
         name = f"onceflow_verify_{self._token}_{len(self.places):02d}"
         if self.postgres is not None:
             import psycopg
@@ -75,7 +75,7 @@ class Servers:
         return name
 
     def where(self, kind: str, place: str) -> tuple[str, str]:
-        """For readers: the server's address, and the topic or schema.table of the place."""
+        """For readers: the address of the server, and the topic or schema.table of the place."""
         if kind == "kafka":
             assert self.kafka is not None
             return self.kafka.servers, place
@@ -83,7 +83,7 @@ class Servers:
         return self.postgres.dsn, f"{place}.result"
 
     def environment(self) -> dict[str, str]:
-        """For the job, which talks through the proxies if there are any."""
+        """For the job, which connects through the proxies if there are any."""
         found = {"ONCEFLOW_VERIFY_KAFKA": "", "ONCEFLOW_VERIFY_POSTGRES": ""}
         if self.kafka is not None:
             through = ",".join(proxy.address for proxy in self.proxies.get("kafka", ()))
@@ -94,7 +94,7 @@ class Servers:
         return found
 
     def for_commands(self) -> dict[str, str]:
-        """A password is kept nowhere: who looks after a job brings it."""
+        """The password, which onceflow stores nowhere, for commands on a job."""
         if self.postgres is None:
             return {}
         from psycopg.conninfo import conninfo_to_dict
@@ -103,7 +103,7 @@ class Servers:
         return {"PGPASSWORD": str(password)} if password else {}
 
     def _clear(self) -> None:
-        """What is in a folder of ours goes with it."""
+        """Remove what cases left on servers that are not ours."""
         if self.kafka is not None and given("kafka"):
             from confluent_kafka.admin import AdminClient
 
@@ -123,7 +123,7 @@ class Servers:
 
     @contextlib.contextmanager
     def behind_proxies(self, kinds: Iterable[str]) -> Iterator[None]:
-        """Inside the block these servers are reached through proxies."""
+        """Inside the block jobs reach these servers through proxies."""
         wanted = set(kinds)
         with contextlib.ExitStack() as stack:
             if self.kafka is not None and "kafka" in wanted:
@@ -137,7 +137,7 @@ class Servers:
 
     @contextlib.contextmanager
     def losing_answers(self, kind: str) -> Iterator[Callable[[], int]]:
-        """Of COMMIT, or of the end of a Kafka transaction; how many were lost by now."""
+        """Lose the answers to COMMIT or to the end of a Kafka transaction; yields their count."""
         meant = {"kafka": end_txn, "postgres": commit}[kind]
         with contextlib.ExitStack() as stack:
             lost = [stack.enter_context(proxy.losing(meant)) for proxy in self.proxies[kind]]

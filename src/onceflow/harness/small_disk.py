@@ -1,4 +1,4 @@
-"""A small file system of its own for a case, so that its disk can be full."""
+"""A small file system for a case, so that its disk can be full."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _LEAST, _EACH = 64, 8  # MiB: for a case, and for what it writes around each of 
 
 
 def mount(folder: Path, size: str) -> bool:
-    """A tmpfs of that size at `folder`, if we may."""
+    """Mount a tmpfs of that size at `folder`. False without the right to mount."""
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     try:
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:  # there is no such command here
+    except FileNotFoundError:  # this system has no such command
         return False
 
 
@@ -37,8 +37,8 @@ def can_mount(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def disk_of(folder: Path, faults: int = 0) -> Iterator[None]:
-    """A small file system at `folder`, for a case with so many faults. What is on it is kept when
-    it goes."""
+    """A small file system at `folder`, for a case with so many faults. Its files stay in `folder`
+    after the block."""
     folder.mkdir(exist_ok=True)
     if not mount(folder, f"{_LEAST + faults * _EACH}m"):
         raise SetupError(f"a tmpfs cannot be mounted at {folder}", hint="run it as root")
@@ -54,13 +54,13 @@ def disk_of(folder: Path, faults: int = 0) -> Iterator[None]:
 
 
 def _copy_if_there(file: str, to: str) -> None:
-    """Spark removes old state behind the epochs, also of a query that has ended."""
+    """Spark removes old state in the background, even for a query that has ended."""
     with contextlib.suppress(FileNotFoundError):
         shutil.copy2(file, to)
 
 
 def _put_in_place(kept: Path, folder: Path) -> None:
-    """Spark may still write a snapshot of state there, while its JVM lives on."""
+    """While its JVM runs, Spark may still write a snapshot of state there."""
     for last in (False,) * 50 + (True,):
         shutil.rmtree(folder, ignore_errors=True)
         try:

@@ -1,7 +1,7 @@
-"""What people do to a job in the middle of its faults: savepoints, going back, forks.
+"""Commands on a job between its faults: savepoint, rollback, restore, fork.
 
-Each is a command of `onceflow` in a process of its own. One that is killed on its way is run again
-with the same arguments, and must come to its end then.
+Each is a command of `onceflow` in a process of its own. If a command is killed, it runs again with
+the same arguments and must succeed then.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from onceflow.protocol.home import JobFolder
 from onceflow.snapshots.epochs import restorable_decisions
 
 _ENDS_WITHIN = 120.0  # seconds, for a command, and for one life of a fork
-# The command line as it is, in which a fault can be armed.
+# The command line, in a process in which a fault can be armed.
 _ONCEFLOW = """
 from onceflow import faults
 from onceflow.cli import main
@@ -34,7 +34,7 @@ faults.arm_from_environment()
 with within():
     main()
 """
-# Why a command may refuse, and nothing is wrong.
+# Reasons for which a command may refuse.
 _REFUSALS = (
     "the job went back behind it since",
     "are no longer retained, so they cannot be run again",
@@ -46,7 +46,7 @@ _REFUSALS = (
 
 @dataclass
 class _Done:
-    """How a command ended."""
+    """A command and how it ended."""
 
     command: str
     code: int = 0
@@ -56,7 +56,7 @@ class _Done:
 
     @property
     def again(self) -> str:
-        return ", killed on its way and run again" if self.killed else ""
+        return ", killed and run again" if self.killed else ""
 
     @property
     def refused(self) -> bool:
@@ -64,7 +64,7 @@ class _Done:
 
 
 def _run(runner: CaseRunner, *command: str, point: str = "") -> _Done:
-    """A command of `onceflow`; if it is killed at the point it is run again."""
+    """Run a command of `onceflow`; run it again if it was killed at the point."""
     done = _once(runner, command, f"{point}:kill" if point else "")
     if point and done.code == -signal.SIGKILL:
         done = replace(_once(runner, command, ""), killed=True)
@@ -107,7 +107,7 @@ def _complaint(text: str) -> str:
 
 
 def _failed(runner: CaseRunner, outcome: FaultOutcome, done: _Done) -> bool:
-    """Did it not come to its end? A refusal with a good reason is no fault."""
+    """Did the command fail? A refusal with a known reason is no violation."""
     if not done.error:
         return False
     outcome.what = f"{done.command}{done.again}: {done.error}"
@@ -132,14 +132,14 @@ def _savepoint(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
     runner.savepoints.append(name)
     runner.hit(outcome, f"{name}, after epoch {epoch(runner)}{done.again}")
     if stops:
-        _hear_the_end(runner)
+        _wait_for_the_end(runner)
 
 
-def _hear_the_end(runner: CaseRunner) -> None:
+def _wait_for_the_end(runner: CaseRunner) -> None:
     life = runner.life
     assert life is not None
     if not runner.wait(lambda: life.over, _ENDS_WITHIN):
-        said = "the driver goes on after it was stopped"
+        said = "the driver continues after it was stopped"
         runner.violations.append(Violation("stuck", runner.case.name, said))
         end_driver(runner)
 
@@ -152,7 +152,7 @@ def _rollback(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
 
 
 def _restore(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
-    """A job without a savepoint goes back to an epoch."""
+    """Restore a savepoint; a job without one goes back to an epoch."""
     _go_back(runner, fault, outcome, _chosen(runner.savepoints, fault))
 
 
@@ -160,7 +160,7 @@ def _go_back(runner: CaseRunner, fault: Fault, outcome: FaultOutcome, savepoint:
     if set(runner.guarantees.values()) - {"exactly-once"}:
         outcome.what = "an output promises less, and cannot go back"
         return
-    runner.wait_for_epochs(fault.visit - 1)  # to go back over
+    runner.wait_for_epochs(fault.visit - 1)  # so that there is an epoch to go back to
     wait_at_random(runner, fault)
     if not _end_driver(runner, fault, outcome):
         return
@@ -185,7 +185,7 @@ def _go_back(runner: CaseRunner, fault: Fault, outcome: FaultOutcome, savepoint:
 
 
 def _end_driver(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> bool:
-    """A restore is refused while the job runs. False: it did not stop as it was asked to."""
+    """A restore is refused while the job runs. False if the driver did not stop when asked."""
     life, driver = runner.life, runner.driver
     assert life is not None
     assert driver is not None
@@ -193,7 +193,7 @@ def _end_driver(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> bool
         done = _run(runner, "stop", runner.case.name)
         if _failed(runner, outcome, done):
             return False
-        _hear_the_end(runner)
+        _wait_for_the_end(runner)
     elif fault.ends:
         driver.order(do="arm", fault=f"{fault.ends}:raise")
         if not runner.wait(lambda: life.over, REACH_WITHIN):
@@ -204,19 +204,19 @@ def _end_driver(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> bool
 
 
 def _choice(runner: CaseRunner, fault: Fault, target: Target) -> str:
-    """What the output can do: a topic takes nothing back, other rows are not skipped."""
+    """rewind or skip: a topic takes nothing back, and random rows cannot be skipped."""
     if target.kind == "kafka":
         return "skip"
     return fault.file if runner.case.repeats else "rewind"
 
 
 def _chosen(names: list[str], fault: Fault) -> str:
-    """The newest is the first."""
+    """The savepoint of the fault, counted from the newest."""
     return names[-1 - (fault.visit - 1) % len(names)] if names else ""
 
 
 def _epoch_or_time(runner: CaseRunner, fault: Fault) -> str:
-    """A retained epoch; for several queries, which count their own, the time of one."""
+    """A retained epoch; for several queries the time of one, because each counts its own."""
     queries = JobFolder(runner.case.folder / "home", runner.case.name).queries()
     kept = restorable_decisions(queries[0])
     chosen = kept[-1 - (fault.visit - 1) % len(kept)] if kept else None
@@ -226,7 +226,7 @@ def _epoch_or_time(runner: CaseRunner, fault: Fault) -> str:
 
 
 def _break_start(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
-    """The first start in the new lineage fails on its way."""
+    """The first start in the new lineage fails at the point."""
     runner.start_life(fault=f"{fault.point}:raise")
     life = runner.life
     assert life is not None
@@ -240,7 +240,7 @@ def _break_start(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> Non
 
 
 def _fork(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
-    """Its targets are its own. What they hold is compared in the end."""
+    """A fork has targets of its own, which are compared in the end."""
     wait_at_random(runner, fault)
     name, savepoint = f"fork-{fault.number}", _chosen(runner.savepoints, fault)
     folder = runner.case.folder
@@ -257,7 +257,7 @@ def _fork(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
 
 
 def _moved(folder: Path, target: Target, fault: Fault, name: str) -> tuple[str, Target]:
-    """Where an output of the fork goes, as `onceflow fork` and as the checker are told."""
+    """The target of an output of the fork, for `onceflow fork` and for the checker."""
     if target.kind == "kafka":
         table = f"{target.table}-{name}"
         return table, replace(target, table=table)
@@ -269,7 +269,7 @@ def _moved(folder: Path, target: Target, fault: Fault, name: str) -> tuple[str, 
 
 
 def _run_fork(runner: CaseRunner, name: str, outcome: FaultOutcome) -> None:
-    """Until it has used up the input, by a driver of its own, while its parent goes on."""
+    """Run the fork to the end of the input, by another driver, while its parent continues."""
     driver = runner.drivers.take()
     runner.wait(lambda: driver.ready or driver.exit_code is not None, _ENDS_WITHIN)
     runner.drivers.wait_until_ready(driver)
@@ -282,7 +282,7 @@ def _run_fork(runner: CaseRunner, name: str, outcome: FaultOutcome) -> None:
         return life.over
 
     if not runner.wait(over, _ENDS_WITHIN) or life.code:
-        said = life.complaint if life.error else "it goes on and on"
+        said = life.complaint if life.error else "it does not end"
         runner.violations.append(Violation("stuck", runner.case.name, f"{name}: {said}"))
         driver.end()
     else:

@@ -1,4 +1,4 @@
-"""Read what a target shows, whatever its kind, without any reader of the product."""
+"""Read the committed rows of a target of any kind, without any reader of the product."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onceflow.harness.targets import Published, Target, read_folder, read_table
 
 
 def read(target: Target, job: str, known: dict[str, Any] | None = None) -> Published:
-    """`known` keeps what was read and never changes from one call to the next."""
+    """`known` keeps immutable parts from one call to the next."""
     if target.kind == "sqlite":
         return read_table(target, job)
     if target.is_server:

@@ -1,9 +1,9 @@
-"""What anybody finds in a target, read without onceflow: plain files, pyarrow and sqlite3.
+"""The committed rows of a target, read without onceflow: by plain files, pyarrow and sqlite3.
 
-The layout that is followed is the documented one. A folder of `Files` or a log has numbered
-commits; a reader takes the newest roll-up, the files of its manifests, and those of the commits
-above it, without what a later `drop` took back: in a folder of `Files` all epochs above one, in a
-log ranges of offsets. A document of ours is two lines: a head with a checksum, and a body in JSON.
+It follows the documented layout. A folder of `Files` or a log has numbered commits. The rows are
+those of the files that the manifests of the newest roll-up name, and of the files of all commits
+above it. A later `drop` takes rows back: in a folder of `Files` all epochs above one, in a log
+ranges of offsets. A document of onceflow has two lines: a head with a checksum, a body in JSON.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Target:
 
     @property
     def upserted(self) -> bool:
-        """Rows of a key replace each other; in a log or topic the last one counts."""
+        """Does a row replace earlier ones of its key? In a log or topic the last one counts."""
         return bool(self.key) and (self.is_table or self.mode == "update")
 
     @property
     def is_folder(self) -> bool:
-        """With commits, as `Files` and `Log` write them."""
+        """Does it have numbered commits, as `Files` and `Log` write them?"""
         return self.kind in ("files", "log")
 
     @property
@@ -59,8 +59,8 @@ class Target:
 
 @dataclass
 class Published:
-    """All rows that are committed, in the order of their commits. `epochs` has the epoch of each
-    row where the target tells; `ledger` and `lineage` the last epoch that it remembers."""
+    """All committed rows, in the order of their commits. `epochs` has the epoch of each row, where
+    the target tells it; `ledger` and `lineage` are the last epoch in its ledger."""
 
     names: tuple[str, ...] = ()
     rows: list[Row] = field(default_factory=list)
@@ -79,14 +79,14 @@ class Corrupt(Exception):
 
 
 class Away(Exception):
-    """A server does not answer: nothing was seen, which is no fault of what it holds."""
+    """A server does not answer, so nothing was seen. That says nothing about its rows."""
 
 
 # ---------------------------------------------------------------- folders with commits
 
 
 def body(path: Path) -> dict[str, Any]:
-    """The body of a document of ours. Raises `Corrupt` if its checksum is not that of its head."""
+    """The body of a document of onceflow. Raises `Corrupt` if its checksum is wrong."""
     head, _, rest = path.read_bytes().partition(b"\n")
     try:
         facts = json.loads(head)
@@ -123,14 +123,14 @@ def read_folder(root: Path, output: str, known: dict[str, Any]) -> Published:
 
 
 def _commits(root: Path, output: str) -> tuple[list[dict[str, Any]], Published]:
-    """The files of an output that stand, oldest first; and what its ledger says."""
+    """The committed files of an output, oldest first, and its ledger."""
     folder = root / "_commits"
     names = sorted(os.listdir(folder))
     newest = max((n for n in names if n.startswith("rollup-")), default="")
     found: list[dict[str, Any]] = []
     said = Published()
-    above: list[list[int]] = []  # commit, and the epoch above which it took back what was before
-    ranges: list[list[int]] = []  # partition, and from which offset to which one
+    above: list[list[int]] = []  # commit, and the epoch above which it took back earlier rows
+    ranges: list[list[int]] = []  # partition, first offset, end
     if newest:
         rolled = body(folder / newest)
         at = rolled["ledgers"].get(output, {}).get("at")
@@ -191,7 +191,7 @@ def _read_file(root: Path, file: dict[str, Any]) -> tuple[tuple[str, ...], list[
 
 
 def _plain(value: Any) -> Any:
-    """Something that can be counted: nested values become text."""
+    """A value that can be counted: nested values become text."""
     return repr(value) if isinstance(value, dict | list) else value
 
 
@@ -204,7 +204,7 @@ def read_table(target: Target, job: str) -> Published:
         return Published()
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=30)) as db:
-            db.execute("BEGIN")  # ledger and rows of one moment
+            db.execute("BEGIN")  # ledger and rows of the same moment
             have = {r[0] for r in db.execute("SELECT name FROM sqlite_master WHERE type='table'")}
             found = Published()
             if "_onceflow_ledger" in have:
@@ -219,7 +219,7 @@ def read_table(target: Target, job: str) -> Published:
 
 
 def fill(found: Published, cursor: Any) -> None:
-    """The rows of a query, without the columns that tell where they come from."""
+    """The rows of a query, without the columns for lineage and epoch."""
     names = [column[0] for column in cursor.description]
     kept = [i for i, name in enumerate(names) if name not in _TAGS]
     epoch = names.index("_epoch") if "_epoch" in names else None

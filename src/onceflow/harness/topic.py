@@ -1,4 +1,4 @@
-"""A Kafka topic that rows are appended to once, however often an append has to be tried."""
+"""A Kafka topic to which rows are appended once, even if an append is repeated."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from onceflow.harness.targets import Away
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_WITHIN = 10.0  # seconds for one try
-_NEAR = 500  # offsets: the last transaction lies there
+_WITHIN = 10.0  # seconds for one call
+_NEAR = 500  # offsets; the last transaction is shorter
 
 
 class TopicLog:
-    """One transaction of one producer for each append. After one whose end is not known, the next
-    try shuts out the producer before it, which ends its transaction either way, and looks."""
+    """Each append is one transaction of one producer. If its end is unknown, the next call starts a
+    producer with the same id, which ends the open transaction, and looks whether the rows came."""
 
     def __init__(self, servers: str, topic: str, *, partitions: int = 2) -> None:
         self._servers, self._topic, self._partitions = servers, topic, partitions
@@ -27,7 +27,7 @@ class TopicLog:
         admin.create_topics([kafka_admin().NewTopic(topic, partitions)])[topic].result(30)
 
     def append(self, rows: pa.Table, *, producer: str, sequence: int) -> None:
-        """`Away`: it may be there or not. Call it again with the same rows."""
+        """Raises `Away` if the rows may be there or not. Call it again with the same rows."""
         from confluent_kafka import KafkaException
 
         listed = rows.to_pylist()

@@ -1,8 +1,8 @@
-"""A job of the user's own: what it is fed with, and its truth.
+"""A job of the user: its input and its expected result.
 
-Its input is what its `workload` makes, or a recorded log. Its truth is an undisturbed run over the
-same input, once in one epoch and once in many: where the two differ, there is no truth to
-compare with.
+The input comes from its `workload` or from a recorded log. The expected result comes from
+undisturbed runs over the same input, once in one epoch and once in many. If the two differ, there
+is no expected result.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _SIZE = 20  # rows of a commit
-_SAMPLE = 200  # rows that tell the columns
+_SAMPLE = 200  # rows from which the columns are inferred
 _READABLE = ("files", "sqlite", "log")
 _DECLARED_WITHIN = 120.0  # seconds
 
 
 @dataclass(frozen=True)
 class Generated:
-    """Rows that functions of their number make."""
+    """An input made by functions of the row number."""
 
-    workloads: dict[str, Workload]  # path of a log -> what it gets
+    workloads: dict[str, Workload]  # path of a log -> the function that makes its rows
     schemas: dict[str, pa.Schema]
     seed: int
 
@@ -70,7 +70,7 @@ def rows_of(workload: Workload, seed: int, numbers: range, schema: pa.Schema | N
 
 
 class Recorded:
-    """The rows of a log, in the order in which they were appended."""
+    """The rows of a recorded log, in the order in which they were appended."""
 
     def __init__(self, path: str, recorded: EmbeddedLog) -> None:
         import pyarrow as pa
@@ -92,20 +92,20 @@ class Recorded:
         return {}
 
 
-# ---------------------------------------------------------------- what the job is
+# ---------------------------------------------------------------- the case
 
 
 def user_case(
     spec: str, folder: Path, *, seed: int, recorded: str | None, drivers: Drivers
 ) -> Case:
-    """The case of `JOB.py[:name]`. Refuses a job that can't be verified, and says why."""
+    """The case of `JOB.py[:name]`. Refuses a job that can't be verified, with the reason."""
     path, _, name = spec.partition(":")
     spec = f"{Path(path).absolute()}:{name}" if name else str(Path(path).absolute())
     job = load(spec)
     log = EmbeddedLog(recorded) if recorded is not None else None
     if log is None and job.workload is None:
         raise JobError(
-            f"job {job.name} names no workload, so there is nothing to feed it with",
+            f"job {job.name} names no workload, so there is no input for it",
             hint='@job("name", workload=row) with def row(number, random) -> dict, or --input LOG',
         )
     schemas: dict[str, str] = {}
@@ -139,7 +139,7 @@ def user_case(
 
 
 def _ask(drivers: Drivers, spec: str, folder: Path, schemas: dict[str, str]) -> dict[str, Any]:
-    """What the job reads and writes, as a driver finds out."""
+    """Let a driver declare the job; returns its sources and outputs."""
     probe = folder.with_name(f"{folder.name}-declared")
     probe.mkdir(parents=True)
     driver = drivers.take()
@@ -162,7 +162,7 @@ def _ask(drivers: Drivers, spec: str, folder: Path, schemas: dict[str, str]) -> 
 
 
 def _log_of(name: str, source: dict[str, str], folder: Path) -> str:
-    """Where its log lies under the folder."""
+    """The path of the log of a source, relative to the folder."""
     if source["kind"] != "log":
         raise JobError(
             f"source {name!r} is {source['kind']}: it cannot be fed and replayed here",
@@ -222,7 +222,7 @@ def _refuse_strangers(
         )
 
 
-# ---------------------------------------------------------------- its truth
+# ---------------------------------------------------------------- the expected result
 
 
 class UnstableResult(Exception):
@@ -230,7 +230,7 @@ class UnstableResult(Exception):
 
 
 def undisturbed_result(runner: CaseRunner) -> dict[str, Expected]:
-    """By two runs of the same job over the input of `runner`, without a fault."""
+    """Two runs of the same job over the input of `runner`, without faults."""
     assert runner.feed is not None
     one = _undisturbed(runner, "one-epoch", ahead=True)
     many = _undisturbed(runner, "many-epochs", ahead=False)
@@ -238,7 +238,7 @@ def undisturbed_result(runner: CaseRunner) -> dict[str, Expected]:
         different = list(differences(output, rows, many[output]))
         if different:
             raise UnstableResult(
-                f"the result depends on the size of epochs, so there is no truth to compare with "
+                f"the result depends on the size of epochs, so there is no expected result "
                 f"({different[0].message} in one epoch only). Late rows, order or chance do that"
             )
     return {output: Expected(rows) for output, rows in one.items()}

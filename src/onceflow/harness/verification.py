@@ -1,4 +1,4 @@
-"""`onceflow verify` as a whole: cases one after another, a verdict, and nothing left running."""
+"""`onceflow verify`: runs the cases one after the other, and gives the verdict."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from onceflow.spark import packages as connector
 Event = dict[str, Any]
 
 _MARK = "verify.json"
-_ORPHANS_WITHIN = 60.0  # seconds until a JVM has noticed that its driver is gone
+_ORPHANS_WITHIN = 60.0  # seconds until a JVM notices that its driver has ended
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What was asked for."""
+    """The options of a run."""
 
     folder: Path
     seed: int
@@ -42,35 +42,35 @@ class Settings:
     kinds: tuple[str, ...]
     cases: tuple[tuple[str, str], ...]  # job, sinks
     points: tuple[str, ...] = ()
-    part: tuple[int, int] = (1, 1)  # (2, 4): of the schedule's cases, the second of every four
-    duration: float | None = None  # seconds; no fault begins later
+    part: tuple[int, int] = (1, 1)  # (2, 4): the second of every four cases
+    duration: float | None = None  # seconds after which no fault strikes
     master: str = "local"
-    command: str = ""  # that replays it
+    command: str = ""  # that repeats the schedule
     job: str | None = None  # JOB.py[:name], instead of the built-in ones
-    recorded: str | None = None  # a log with its input
+    recorded: str | None = None  # a log to use as the input
     guarantee: str = ""  # of the outputs of the built-in jobs
     brokers: int = 1  # of the Kafka that is started here
-    environment: dict[str, str] = field(default_factory=dict)  # of the drivers, by a test
+    environment: dict[str, str] = field(default_factory=dict)  # more variables for the drivers
 
 
 @dataclass(frozen=True)
 class PlannedCase:
-    """A case, and how its truth is had once it is played."""
+    """A case, and the function that gives its expected result once it has run."""
 
     case: Case
-    truth: Callable[[CaseRunner], dict[str, Expected]]
+    expected: Callable[[CaseRunner], dict[str, Expected]]
     in_order: str = ""
-    says: str = "comparing with the truth"  # while it is had
+    says: str = "comparing with the expected result"  # shown meanwhile
 
 
 class Verification:
-    """Runs all cases. What happens is told to `tell`, an event at a time."""
+    """Runs all cases. It calls `tell` with each event."""
 
     def __init__(
         self, settings: Settings, tell: Callable[[Event], None], drivers: Drivers | None = None,
         servers: Servers | None = None,
     ) -> None:  # fmt: skip
-        """`drivers`, `servers`: some that are there already, and stay."""
+        """`drivers`, `servers`: running ones to use; they are not ended."""
         self.settings, self._show, self._drivers = settings, tell, drivers
         self._servers = servers
         self._planned, self._cases = settings.faults, len(settings.cases)
@@ -119,7 +119,7 @@ class Verification:
     # -------------------------------------------------------------- before
 
     def _possible(self, kinds: tuple[str, ...]) -> list[str]:
-        """Those that this machine and this master can have; the rest is said."""
+        """The kinds that are possible here. The result names the others, with the reason."""
         found, unsaid = list(kinds), []
         for kind in kinds:
             why = ""
@@ -131,14 +131,14 @@ class Verification:
             if kind in fault_schedule.CLUSTER and self.settings.master != "cluster":
                 why = "only with --master cluster"
             elif kind in fault_schedule.NEED_BUILT_IN and self.settings.job is not None:
-                why = "only in the built-in jobs, which have a place for it"
+                why = "only in the built-in jobs"
             elif kind == "full-disk" and not can_mount(self.settings.folder):
                 why = "a tmpfs cannot be mounted here (it needs root)"
             elif kind in fault_schedule.SNAPSHOTS and self.settings.guarantee in ALLOWED:
                 why = "only with outputs that promise exactly-once"
             elif kind in fault_schedule.BREAK_SERVERS and any(map(given, of)):
                 named = ", ".join(filter(None, map(given, of)))
-                why = f"{named} names a server, which is not ours to break"
+                why = f"{named} names a server, which verify does not break"
             if why:
                 found.remove(kind)
                 self.result.left_out.append(f"{kind}: {why}")
@@ -158,7 +158,7 @@ class Verification:
         fits = any(fault_schedule.fits(kind, _sinks(plot)) for kind in kinds)
         if not fits:
             name = f"{plot.case.name} to {plot.case.sinks}"
-            self.result.left_out.append(f"{name}: it can have none of these faults")
+            self.result.left_out.append(f"{name}: none of these faults fits it")
         return fits
 
     def _write_down(self, cases: list[str], faults: list[Fault]) -> None:
@@ -210,7 +210,7 @@ class Verification:
             spec, self.settings.folder / "job", seed=self.settings.seed,
             recorded=self.settings.recorded, drivers=drivers,
         )  # fmt: skip
-        says = "two undisturbed runs over the same input, for the truth"
+        says = "two undisturbed runs over the same input, for the expected result"
         return PlannedCase(case, undisturbed_result, says=says)
 
     def _built_in(self, number: int, name: str, sinks: str, servers: Servers | None) -> PlannedCase:
@@ -234,11 +234,11 @@ class Verification:
             repeats=job.repeats, keyed=job.keyed, servers=servers,
         )  # fmt: skip
 
-        def truth(runner: CaseRunner) -> dict[str, Expected]:
+        def expected(runner: CaseRunner) -> dict[str, Expected]:
             assert runner.feed is not None
-            return job.true(source.rows(runner.feed.commits), sinks)
+            return job.expected_results(source.rows(runner.feed.commits), sinks)
 
-        return PlannedCase(case, truth, job.in_order)
+        return PlannedCase(case, expected, job.in_order)
 
     def _run_case(self, plot: PlannedCase, faults: list[Fault], drivers: Drivers) -> None:
         case = plot.case
@@ -253,7 +253,7 @@ class Verification:
 
         try:
             until = self.settings.duration
-            if until is not None:  # each case has its share of it
+            if until is not None:  # each case has its share
                 until *= len(self.result.cases) / max(1, self._cases)
             in_time = (f for f in faults if until is None or self._seconds() < until)
             runner.perform(in_time, struck_by)
@@ -262,20 +262,20 @@ class Verification:
             assert runner.feed is not None
             result.violations = [*runner.violations]
             self._tell("truth", says=plot.says)
-            truth = plot.truth(runner)
+            expected = plot.expected(runner)
             wrong = check(
-                case.name, case.folder / "home", runner.observer, truth,
+                case.name, case.folder / "home", runner.observer, expected,
                 in_order=plot.in_order, stopped=runner.drained, guarantees=runner.guarantees,
             )  # fmt: skip
             for name, targets in runner.forks.items():
-                wrong += forked(name, targets, truth)
+                wrong += forked(name, targets, expected)
             for violation in wrong:
                 promised = runner.guarantees.get(violation.where, "")
                 allowed = ALLOWED.get(promised) == violation.kind
                 (result.allowed if allowed else result.violations).append(violation)
         except (KeyboardInterrupt, SetupError, JobError):
             raise
-        except Exception as error:  # a checker that crashed has not passed
+        except Exception as error:  # a check that failed gives no verdict
             result.unknown = f"{type(error).__name__}: {error}"
         finally:
             self.result.faults += note(runner, result, self._began)
@@ -287,7 +287,7 @@ class Verification:
     def _wait_for_orphans(self, runner: CaseRunner, drivers: Drivers) -> None:
         if not runner.wait(lambda: not drivers.left(), _ORPHANS_WITHIN):
             pids = ", ".join(map(str, drivers.left()))
-            said = f"processes {pids} go on after their driver"
+            said = f"processes {pids} continue after their driver"
             runner.violations.append(Violation("left", runner.case.name, said))
 
     # -------------------------------------------------------------- telling
@@ -322,7 +322,7 @@ def connector_settings() -> dict[str, str]:
 
 
 def note(runner: CaseRunner, result: CaseResult, began: float) -> list[Event]:
-    """What the runner came to, and what became of its faults. `began`: the run, on the clock."""
+    """Fill in the result of a case; returns its faults. `began`: of the run, monotonic."""
     result.seconds = round(time.monotonic() - began - result.began, 1)
     result.guarantees = runner.guarantees
     result.rows_in = runner.feed.rows if runner.feed else 0
@@ -341,7 +341,7 @@ def note(runner: CaseRunner, result: CaseResult, began: float) -> list[Event]:
 
 
 def _thinned(samples: list[tuple[float, int]]) -> list[tuple[float, int]]:
-    """Enough for a picture: where the number changed, and the last one."""
+    """Enough for a chart: each change, and the last sample."""
     found: list[tuple[float, int]] = []
     for at, rows in samples:
         if not found or rows != found[-1][1]:
@@ -355,7 +355,7 @@ def _thinned(samples: list[tuple[float, int]]) -> list[tuple[float, int]]:
 
 
 def prepare(folder: Path, **facts: int) -> None:
-    """A new or empty folder of our own."""
+    """Make a new folder, or use an empty one."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise JobError(f"{folder} is not empty", hint="name a new folder: --keep FOLDER")
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""The input of the built-in jobs: numbered rows, each of which follows from a seed and its number.
+"""The input of the built-in jobs: numbered rows that follow from a seed and their number.
 
 Rows come in cycles. A cycle has a fixed, seeded pattern of keys (some are frequent) and of rows
-that bring an earlier row of the same cycle again. So key, sequence and repetition of any row can
-be told without the rows before it.
+that repeat an earlier row of the same cycle. So key, sequence and repetition of any row can be
+computed without the rows before it.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 SCHEMA = "number long, id long, key string, sequence long, again boolean, at timestamp, value long"
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 STEP = timedelta(milliseconds=100)  # of event time, from row to row
-LATE = timedelta(seconds=2)  # a row is up to this much older than its place says
+LATE = timedelta(seconds=2)  # a row is at most this much older than its place
 DELAY = timedelta(seconds=10)  # of the watermark: above LATE and what a repetition adds
 WINDOW = timedelta(seconds=10)
 KEYS = 12
-CLOSING = BEGIN + timedelta(days=3650)  # no input is that long
+CLOSING = BEGIN + timedelta(days=3650)  # later than any input
 CLOSERS = ("closing", "end")  # keys, one of each of two partitions
 
 _CYCLE = 97
-_AGAIN = 0.1  # of the rows bring an earlier one again
+_AGAIN = 0.1  # of the rows repeat an earlier one
 _WITHIN = 20  # rows
 
 
 @dataclass(frozen=True)
 class Row:
-    """`number` is its place; a row that comes again has the rest of the first one."""
+    """`number` is its place. A repetition has all else of the first row."""
 
     number: int
     id: int
@@ -67,8 +67,8 @@ class Workload:
         )
 
     def closing(self, number: int) -> list[Row]:
-        """From this number on, one in each partition of the log: far enough ahead to close every
-        window before them; their own stay open."""
+        """One row for each partition of the log, numbered from here, so far ahead that all earlier
+        windows close. Their own windows stay open."""
         return [
             Row(number + n, number + n, key, 0, False, CLOSING, 0) for n, key in enumerate(CLOSERS)
         ]
