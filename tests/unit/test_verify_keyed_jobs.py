@@ -78,7 +78,7 @@ def test_a_row_that_is_missing_or_there_twice_is_told(jobs: Any, wrong: str) -> 
     first, second, *_ = epochs(20)
     step = KeyedHarness(jobs.Numbered(), by="key", rows=SCHEMA)
     step.feed(first)
-    with pytest.raises(ProcessFailed, match="was to follow"):
+    with pytest.raises(ProcessFailed, match="must follow"):
         step.feed(first if wrong == "twice" else second.slice(15))
 
 
