@@ -3,7 +3,7 @@
     python bench/ads.py                              # about 15 minutes
     python bench/ads.py --only embedded,servers,rate
 
-plays the whole application (`onceflow demo` without kills) and looks at it from outside: what was
+runs the whole application (`onceflow demo` without kills) and looks at it from outside: what was
 sent, by the clock of this process, and what the serving table holds. An event counts as committed
 when the table holds as many impressions and clicks as had been sent up to it. For orders likewise,
 through all three jobs. In the end every run is judged against the truth.
@@ -45,8 +45,8 @@ PARTS = ("embedded", "servers", "rate")
 class Watched:
     """What had been sent and what was committed, by the clock, from a thread of its own."""
 
-    def __init__(self, play: DemoRun) -> None:
-        self._play = play
+    def __init__(self, demo: DemoRun) -> None:
+        self._demo = demo
         self.events: list[tuple[float, int, int]] = []  # when, sent, committed
         self.orders: list[tuple[float, int, int]] = []
         self.cpu: dict[str, list[float]] = {}  # job -> seconds at the beginning and now
@@ -63,7 +63,7 @@ class Watched:
     def _watch(self) -> None:
         looked = 0.0
         while not self._done.wait(LOOK_EVERY):
-            app, feed = self._play._app, self._play._feed
+            app, feed = self._demo._app, self._demo._feed
             asked = "SELECT coalesce(sum(impressions + clicks), 0) FROM ad_minutes"
             try:
                 counted, orders = app._ask_serving(asked), app.orders_served()
@@ -142,14 +142,14 @@ def perform(folder: Path, *, rate: int, seconds: float, kafka: bool) -> tuple[Wa
                 watched[0].end()
             case "verdict":
                 exact = "exact" if event["exact"] else "NOT EXACT"
-                print(f"  {event['compared']:,} numbers compared with the truth: {exact}")
+                print(f"  {event['compared']:,} numbers compared: {exact}")
 
-    script = Settings(rate=rate, seconds=seconds, kills=0, kafka=kafka)
-    play = DemoRun(folder / "play", script, tell=tell)
-    watched.append(Watched(play))
-    verdict = play.perform()
+    settings = Settings(rate=rate, seconds=seconds, kills=0, kafka=kafka)
+    demo = DemoRun(folder / "play", settings, tell=tell)
+    watched.append(Watched(demo))
+    verdict = demo.run()
     if not verdict.exact:
-        raise SystemExit("what came out is not the truth: times mean nothing")
+        raise SystemExit("an output is wrong, so the times mean nothing")
     return watched[0], folder / "play" / "home"
 
 

@@ -120,7 +120,7 @@ def command(  # noqa: PLR0917 - one parameter for each option
         page = partial(Page, port=port)
     run = DemoRun(Path(folder), settings, tell=shown.show, page=page)
     with shown_on(shown), _ctrl_c_judges(run) if keep else contextlib.nullcontext():
-        verdict = run.perform()
+        verdict = run.run()
         shown.show({"event": "next", "commands": next_commands(run.folder, kafka=kafka)})
     sys.exit(0 if verdict.exact else 1)
 

@@ -1,7 +1,7 @@
-"""The parts of the play: three jobs and two services, each a child that may be killed at any time.
+"""The processes of the application: three jobs and two services, which may be killed at any time.
 
-A part that was killed in whole, or whose first process was, is started again by the very same
-command. A driver that was killed alone is started again by `onceflow run`, its parent.
+If all of a job or a service is killed, or its first process, the same command starts it again. A
+driver that is killed alone is started again by `onceflow run`, its parent.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _QUICK = (
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Where the parts play, and who is told what happens."""
+    """The folder of the run, and the function that gets its events."""
 
     folder: Path
     tell: Tell
@@ -45,19 +45,19 @@ class Surroundings:
 
 
 class AppProcess:
-    """A child and its lives. Leaving the block ends it."""
+    """A service or a job, and its lives. Leaving the block ends it."""
 
     def __init__(self, name: str, what: str, arguments: list[str], stage: Surroundings) -> None:
         self.name, self.what = name, what
         self.lives = 0
-        self.running = False  # it does its work, as far as we have heard
+        self.running = False  # it works, by what it has said
         self._arguments, self._stage = arguments, stage
         self._child: Child | None = None
         self._stopping = False
 
     @property
     def command(self) -> str:
-        """As people type it in the folder."""
+        """As a user types it in the folder."""
         module, *rest = self._arguments
         first = ["onceflow"] if module == _ONCEFLOW else ["python", "-m", module]
         return shlex.join([*first, *(argument for argument in rest if argument != "--json")])
@@ -109,11 +109,11 @@ class AppProcess:
         self.running = True
 
     def ended(self) -> bool:
-        """It was stopped, and all that it said can be heard."""
+        """It has ended, and all that it said can be read."""
         return self._child is None or self._child.has_ended()
 
     def gone(self) -> bool:
-        """Its first process has ended: it has to be started again."""
+        """Its first process has ended, so it has to be started again."""
         return self._child is None or self._child.exit_code is not None
 
     @property
@@ -123,7 +123,7 @@ class AppProcess:
     # -------------------------------------------------------------- ending
 
     def stop(self) -> None:
-        """SIGTERM: it ends its work in order."""
+        """SIGTERM: it finishes its work and ends."""
         self._stopping = True
         if self._child is not None:
             self._child.stop()
@@ -139,7 +139,7 @@ class AppProcess:
 
 
 class SilentProcess(AppProcess):
-    """It does not say when it is ready."""
+    """A process that does not say when it is ready."""
 
     def start(self) -> None:
         super().start()
@@ -147,7 +147,7 @@ class SilentProcess(AppProcess):
 
 
 class JobProcess(AppProcess):
-    """One of the jobs, as `onceflow run` runs it."""
+    """A job, run by `onceflow run`."""
 
     def __init__(self, name: str, stage: Surroundings) -> None:
         arguments = [_ONCEFLOW, "run", f"ads/{name}.py", "--home", HOME, "--json"]
@@ -170,7 +170,7 @@ class JobProcess(AppProcess):
         return leader.pid if leader is not None else None
 
     def has_worked(self, epochs: int = 1) -> bool:
-        """It runs, and has decided so many epochs in this life."""
+        """Does it run, and has it decided so many epochs in this life?"""
         return self.running and any(query["epochs"] >= epochs for query in self.progress)
 
     def _hear(self, event: Event) -> None:
@@ -196,7 +196,7 @@ class JobProcess(AppProcess):
         return super().kill()
 
     def how_it_goes(self) -> dict[str, Any]:
-        """Over its queries: the epoch decided last, rows a second, and the longest wait."""
+        """For all its queries: the last decided epoch, rows a second, and the longest lag."""
         queries = self.progress
         epochs = [query["epoch"] for query in queries if query["epoch"] is not None]
         return {
@@ -207,7 +207,7 @@ class JobProcess(AppProcess):
         }
 
     def alone(self, what: str) -> list[tuple[int, str]]:
-        """Its processes of this kind, to be killed alone."""
+        """Its processes of this kind."""
         assert self._child is not None
         if what == RUN:
             return [(self._child.pid, what)]
@@ -215,7 +215,7 @@ class JobProcess(AppProcess):
         return [(pid, kind) for pid, kind in family.items() if kind == what]
 
     def kill_alone(self, pid: int, what: str) -> list[Ended]:
-        """One process of it. Without its first process it has to be started again."""
+        """`kill -9` of one of its processes. Without the first one it has to be started again."""
         assert self._child is not None
         self.running, self.progress = self.running and what == WORKER, []
         ended = self._child.kill_alone(pid, what)

@@ -1,4 +1,4 @@
-"""The reference application as data: where it is shipped, how it is copied, how it is loaded."""
+"""The example application: where it is shipped, how it is copied and loaded."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _HERE = Path(__file__).parent
 
 
 def shipped() -> Path:
-    """In the wheel it is beside this file, in a checkout it is among the examples."""
+    """In a wheel it is beside this file, in a checkout among the examples."""
     for place in (_HERE / PACKAGE, _HERE.parents[2] / "examples" / PACKAGE):
         if (place / "__init__.py").is_file():
             return place
     raise SetupError(
-        "the demo's application (ads) is not where it should be",
+        "the demo's application (ads) is not installed",
         hint="install onceflow again, or run it from a whole checkout",
     )
 
 
 def copy(folder: Path) -> dict[str, str]:
-    """Put the application into `folder`; file -> digest of what was put there."""
+    """Copy the application into `folder`; returns file -> digest."""
     shutil.copytree(shipped(), folder / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
     return digests(folder)
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Of the application's files in `folder`, as they are now."""
+    """File -> digest, of the application's files in `folder` as they are now."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted((folder / PACKAGE).rglob("*"))
@@ -58,7 +58,7 @@ class Application:
 
     @cached_property
     def places(self) -> Any:
-        """As the environment says: under the folder, or in servers."""
+        """Under the folder, or on servers that the environment names."""
         return self.module("places").Places.from_environment(self.folder)
 
     @property
@@ -66,16 +66,16 @@ class Application:
         return tuple(self.module("world").REGIONS)
 
     def feed(self, *, seed: int, rate: int) -> Feed:
-        """A new stream of so many events a second, and its truth."""
+        """A new stream of so many events a second, and its expected result."""
         speed = self.module("world").SPEED
         stream = self.module("stream").Stream(seed=seed, per_minute=rate * 60 // speed)
         sender = self.module("feed").Feed(self.places, stream)
         return Feed(sender, self.module("truth").Truth(), chunks_per_s=speed)
 
-    # -------------------------------------------------------------- looking at what came out
+    # -------------------------------------------------------------- outputs
 
     def clicks_served(self) -> dict[str, int]:
-        """By campaign, in the serving table as it is now; empty before there is one."""
+        """Clicks by campaign in the serving table; empty before the table exists."""
         query = "SELECT campaign, sum(clicks) FROM ad_minutes GROUP BY campaign"
         return {campaign: int(clicks) for campaign, clicks in self._ask_serving(query)}
 
@@ -84,7 +84,7 @@ class Application:
         return int(found[0][0]) if found else 0
 
     def campaigns(self) -> list[Any]:
-        """What the budget service has charged to each; none before it has begun."""
+        """The campaigns with their charges; none before the budget service has begun."""
         return list(self.module("budget").campaigns(self.places))
 
     def _ask_serving(self, query: str) -> list[tuple[Any, ...]]:

@@ -1,4 +1,4 @@
-"""Has all that was fed come out at the end?"""
+"""Waits until everything that was fed is in the outputs."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from onceflow.demo.app_processes import JobProcess
 from onceflow.harness import server_targets
 from onceflow.log.embedded import EmbeddedLog
 
-# What each job reads; a job stands behind those whose outputs it reads.
+# What each job reads, in the order in which the jobs read each other.
 READS = {
     "aggregation": ("raw",),
     "attribution": ("events",),
     "load": ("counts", "attributed"),
 }
 _LOOK_EVERY = 0.5  # seconds
-_STILL = 20.0  # seconds; what has not come by then is lost, and the verdict says so
+_STILL = 20.0  # seconds without change; what has not come by then is lost, and the check finds it
 
 
 Position = tuple[str, tuple[int, ...]]  # a log or topic, and the next offset of each partition
 
 
 class Drain:
-    """Look now and then whether jobs and services have done all that there is to do.
+    """Looks now and then whether jobs and services have done everything.
 
-    The jobs are looked at in their order, and of each whether an epoch is under way: so when the
-    last one has read all, nothing can come after it. `left` says what is still to be done by
-    services, and for orders that wait for their time.
+    It looks at the jobs in their order, and whether an epoch of each is under way: when the last
+    job has read everything, nothing can follow. `left` returns what services still have to do, and
+    the orders that wait for their time.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Drain:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`places`: the application's own."""
+        """`places`: of the application."""
         self._places, self._regions, self._jobs = places, regions, jobs
         self._left, self._clock = left, clock
         self._looked = float("-inf")
@@ -86,7 +86,7 @@ def ends(places: Any, stream: str, regions: tuple[str, ...]) -> Iterator[Positio
 
 
 def positions(offset: Any) -> Iterator[Position]:
-    """Of an offset of Spark: of a log {"path", "next", …}, of Kafka {topic: {partition: next}}."""
+    """In an offset of Spark: {"path", "next", …} of a log, {topic: {partition: next}} of Kafka."""
     if not isinstance(offset, dict):
         return
     if "next" in offset and "path" in offset:

@@ -1,4 +1,4 @@
-"""Feeds the application's stream, at its rate, while jobs run or are down, and keeps its truth."""
+"""Feeds events at a rate, whether jobs run or not, and adds them to the expected result."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-_MOST = 120  # chunks in one batch, when it is behind
+_MOST = 120  # chunks in one batch, when it is late
 _WINDOW = 5.0  # seconds over which the rate is taken
 
 Lines = dict[str, list[Any]]  # by region
 
 
 class Sender(Protocol):
-    """The application's own feed: it notes down what it will send, so anybody can make it again."""
+    """The feed of the application. It notes what it sends, so that anybody can repeat it."""
 
     def send(self, chunks: int) -> Lines: ...
 
@@ -23,11 +23,10 @@ class Sender(Protocol):
 
 
 class Feed:
-    """What is due is sent, as fast as the clock says, and goes to the truth.
+    """Sends what is due by the clock, and adds it to `truth`, the expected result.
 
-    How many chunks there will be is not known before: a play lasts until all has happened that
-    should. `truth` is looked at under `lock`, after what is compared with it: then it is never
-    behind.
+    The number of chunks is not known before, because a run lasts until all strikes are over. Read
+    an output first and then `truth`, under `lock`: then `truth` has everything that the output has.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class Feed:
             self.chunks += chunks
 
     def close(self) -> None:
-        """The lines after which nothing is open any more."""
+        """Send the last lines, which close everything that is open."""
         with self.lock:
             self._add(self._sender.close())
 

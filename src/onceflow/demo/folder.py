@@ -1,4 +1,4 @@
-"""The folder of a demo: begun anew each time, and never at the cost of somebody's work."""
+"""The folder of a demo: each run starts over, but never replaces a user's work."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _DATABASES = ("serving.db", "answers.db", "budget.db")
 _OURS = (
     application.PACKAGE, "raw", "events", "counts", "rejected", "attributed", "late", "warehouse",
     *(name + end for name in _DATABASES for end in ("", "-wal", "-shm", "-journal")),
-    "stream.json", HOME, SCRATCH, SAID, SERVERS, _MARK,  # the mark goes last
+    "stream.json", HOME, SCRATCH, SAID, SERVERS, _MARK,  # the mark is removed last
 )  # fmt: skip
 
 
 def prepare(folder: Path, **facts: Any) -> None:
-    """A new folder, or that of an earlier demo without what it left, with the application in it."""
+    """Copy the application into a new folder, or into that of an earlier demo after clearing it."""
     if folder.exists() and not folder.is_dir():
         raise JobError(f"{folder} is not a folder", hint="name another: --folder DIR")
     if folder.is_dir() and any(folder.iterdir()):
@@ -34,7 +34,7 @@ def prepare(folder: Path, **facts: Any) -> None:
             else:
                 path.unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
-    _write_mark(folder, facts)  # first: what follows may be interrupted
+    _write_mark(folder, facts)  # first, because the rest may be interrupted
     (folder / HOME).mkdir()
     _write_mark(folder, {**facts, "files": application.copy(folder)})
 
@@ -48,7 +48,7 @@ def _refuse_to_replace(folder: Path) -> None:
         mark = json.loads((folder / _MARK).read_text())
     except (OSError, ValueError):
         raise JobError(
-            f"{folder} holds files that are not of a demo", hint="name another: --folder DIR"
+            f"{folder} holds files that no demo made", hint="name another: --folder DIR"
         ) from None
     for job in jobs(folder / HOME):
         leader = JobProgress(folder / HOME, job.name).leader()

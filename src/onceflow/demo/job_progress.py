@@ -1,4 +1,4 @@
-"""How far a job of the demo has come, read from its home as anybody can."""
+"""The progress of a job, read from its home."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onceflow.spark.checkpoint import Checkpoint
 
 
 class JobProgress:
-    """A job under a home. What it says of a query is of its last decided epoch."""
+    """A job in a home. What it returns of a query is of the last decided epoch."""
 
     def __init__(self, home: Path, job: str) -> None:
         self._folder = JobFolder(home, job)
@@ -30,7 +30,7 @@ class JobProgress:
         return {name: last.epoch for name, last in found.items() if last is not None}
 
     def queries(self) -> list[str]:
-        """Those that ever started, one after the other."""
+        """The queries that have ever started, in their order."""
         for query in self._folder.queries():
             if query.name not in self._queries:
                 self._queries[query.name] = (query, query.epoch_log())
@@ -40,7 +40,7 @@ class JobProgress:
         return self._queries[query][1].read().last if query in self.queries() else None
 
     def offsets(self) -> dict[str, dict[str, Any]]:
-        """How far each source has been read: its offset, as Spark has it."""
+        """Source -> the offset to which it was read, as Spark has it."""
         found: dict[str, dict[str, Any]] = {}
         for query in self.queries():
             last = self.last(query)
@@ -48,8 +48,7 @@ class JobProgress:
         return found
 
     def under_way(self) -> tuple[str, int] | None:
-        """A query and its epoch that Spark has planned and not committed: staged, decided,
-        published or not."""
+        """A query, and its epoch that Spark has planned and not committed yet."""
         for name in self.queries():
             checkpoint = Checkpoint(self._queries[name][0].folder)
             following = max(checkpoint.committed(), default=-1) + 1

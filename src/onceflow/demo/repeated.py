@@ -1,4 +1,4 @@
-"""Something that is done again and again beside the play, in a thread of its own."""
+"""A function that is called again and again in a thread of its own."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 
 class Repeated:
-    """Calls `turn` every few seconds until the block is left. What it raises ends it, and is raised
-    in the play when that looks: nothing goes wrong unseen."""
+    """Calls `turn` every few seconds until the block is left. If `turn` raises, the calls end, and
+    `look` raises the same error in the thread of the run."""
 
     def __init__(self, turn: Callable[[], None], *, every: float) -> None:
         self._turn, self._every = turn, every

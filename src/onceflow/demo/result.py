@@ -1,6 +1,6 @@
-"""The result for people: sums by campaign, beside the truth.
+"""The result for people: sums by campaign, beside the expected ones.
 
-Sums may agree where single numbers differ: the application's own check looks at each of them.
+Sums may agree even if single numbers differ; the application's own check compares each number.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The play: the whole application is fed, killed in the middle of an epoch, and judged.
+"""A run of the demo: the whole application gets events, is killed in an epoch, and is checked.
 
-1. create   a folder with the application as it is shipped, and its logs (or topics)
-2. start    the page, the two services and the three jobs; the stream is fed from now on
-3. kill     while all work: `kill -9` of a whole job in the middle of an epoch, or, with chaos,
-            of something every few seconds
-4. again    the very same command; what was fed meanwhile waits for it
-5. drain    the last lines, after which nothing is open; when all is read everything is stopped
-6. judge    the truth beside what every output holds
+1. create   a folder with a copy of the application, and its logs (or topics)
+2. start    the page, the two services and the three jobs; events are fed from now on
+3. kill     while all work: `kill -9` of a whole job in the middle of an epoch or, with chaos, of
+            something every few seconds
+4. restart  by the same command; events that were fed meanwhile wait for it
+5. drain    feed the last events, which close everything; when all is read, stop all processes
+6. check    compare every output with the expected result
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ JOBS = ("aggregation", "attribution", "load")
 _TURN = 0.02  # seconds
 _PROGRESS_EVERY = 0.25
 _FEED_EVERY = 0.1
-_PATIENCE = 180.0  # seconds in which nothing has moved
-_FIRST_STRIKE = 0.4  # of the play
+_PATIENCE = 180.0  # seconds without any progress
+_FIRST_STRIKE = 0.4  # of `seconds`
 _MOST_DIFFERENCES = 100
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is to be played. `seconds` count from when all jobs have started; None: without end,
-    until `DemoRun.finish` is called."""
+    """The options of a run. `seconds` count from the moment when all jobs have started; None: until
+    `DemoRun.finish` is called."""
 
     seed: int = 1
     rate: int = 2_000  # events a second
@@ -56,19 +56,19 @@ class Settings:
 
 
 class DemoRun:
-    """One performance in one folder. What happens is told to `tell`, an event at a time."""
+    """One run in one folder. It calls `tell` with each event."""
 
     def __init__(
         self,
         folder: Path,
-        script: Settings,
+        settings: Settings,
         *,
         tell: Callable[[Event], None],
         page: Callable[[Path], Any] | None = None,
     ) -> None:
         """`page`: makes the page of a home, a context manager that has `url` and `token`."""
         self.folder = folder.absolute()
-        self._script, self._show, self._page = script, tell, page
+        self._settings, self._show, self._page = settings, tell, page
         self._began = time.monotonic()
         self._doing = "starting"
         self._shown = self._moved = self._began
@@ -77,47 +77,47 @@ class DemoRun:
         self._url: str | None = None
 
     def finish(self) -> None:
-        """Feed no more: drain and judge. For a play without end; may be called at any time."""
+        """Stop feeding, drain and check. Call it at any time, to end a run without `seconds`."""
         self._finish = True
 
-    def perform(self) -> Any:
-        """The verdict of the application's own check."""
+    def run(self) -> Any:
+        """Returns the verdict of the application's own check."""
         with ExitStack() as stack:
             # 1. create
-            script = self._script
-            prepare(self.folder, seed=script.seed, rate=script.rate, kafka=script.kafka)
+            settings = self._settings
+            prepare(self.folder, seed=settings.seed, rate=settings.rate, kafka=settings.kafka)
             stack.callback(shutil.rmtree, self.folder / SCRATCH, ignore_errors=True)
-            self._tell("begin", folder=str(self.folder), seed=script.seed, rate=script.rate,
-                       lasts_s=script.seconds, kills=script.kills, chaos=script.chaos,
-                       kafka=script.kafka)  # fmt: skip
+            self._tell("begin", folder=str(self.folder), seed=settings.seed, rate=settings.rate,
+                       lasts_s=settings.seconds, kills=settings.kills, chaos=settings.chaos,
+                       kafka=settings.kafka)  # fmt: skip
             self._open_page(stack)
             named = stack.enter_context(self._servers())
             app = self._app = Application(self.folder)
             app.places.create()
 
             # 2. start
-            stage = Surroundings(self.folder, self._tell, script.rate)
+            stage = Surroundings(self.folder, self._tell, settings.rate)
             self._services = services(stage, port=int(named["ADS_ORDERS"].rpartition(":")[2]))
             self._jobs = [JobProcess(name, stage) for name in JOBS]
             self._parts: list[AppProcess] = [*self._services, *self._jobs]
             for part in self._parts:
                 stack.enter_context(part).start()
-            self._feed = app.feed(seed=script.seed, rate=script.rate)
+            self._feed = app.feed(seed=settings.seed, rate=settings.rate)
             self._board = Sampling(app, self._feed, self.folder / HOME)
             feeding = stack.enter_context(Repeated(self._feed.turn, every=_FEED_EVERY))
             sampling = stack.enter_context(Repeated(self._board.turn, every=SAMPLE_EVERY))
             self._beside = [feeding, sampling]
             self._start_all()
-            self._kill_and_start_again()
+            self._kill_and_restart()
             feeding.stop()
             self._drain()
             sampling.stop()
 
-            # 6. judge
-            return self._judge()
+            # 6. check
+            return self._check()
 
     def _open_page(self, stack: ExitStack) -> None:
-        """First of all, so that it can be looked at from the beginning."""
+        """Before anything else, so that users can watch from the beginning."""
         if self._page is not None:
             page = stack.enter_context(self._page(self.folder / HOME))
             self._url = page.url
@@ -125,10 +125,10 @@ class DemoRun:
 
     @contextmanager
     def _servers(self) -> Iterator[dict[str, str]]:
-        """What the application's environment says: where the order service is, and the servers."""
+        """Yields the environment of the application: addresses of the order service and servers."""
         (port,) = free_ports(1)
         named = {"ADS_ORDERS": f"http://127.0.0.1:{port}"}
-        if not self._script.kafka:
+        if not self._settings.kafka:
             with _set(named):
                 yield named
             return
@@ -139,31 +139,31 @@ class DemoRun:
             self._tell("servers", doing="running", kafka=more["ADS_KAFKA"])
             yield named | more
 
-    # -------------------------------------------------------------- acts
+    # -------------------------------------------------------------- steps
 
     def _start_all(self) -> None:
         while not (self._finish or all(part.running for part in self._parts)):
             self._turn()
         self._doing = "running"
-        self._playing_since = time.monotonic()
+        self._running_since = time.monotonic()
         if not self._finish:
             self._tell("playing", url=self._url)
 
-    def _kill_and_start_again(self) -> None:
-        """3. kill and 4. again, until all has happened that should."""
-        script = self._script
+    def _kill_and_restart(self) -> None:
+        """3. kill and 4. restart, until all strikes are over and all jobs work."""
+        settings = self._settings
         strikes: Plan | Chaos
-        if script.chaos:
-            strikes = Chaos(self._jobs, self._services, seed=script.seed)
+        if settings.chaos:
+            strikes = Chaos(self._jobs, self._services, seed=settings.seed)
         else:
             budget = next(part for part in self._services if part.name == "budget")
-            strikes = Plan(self._jobs, budget, kills=script.kills, seed=script.seed)
-        seconds = 30.0 if script.seconds is None else script.seconds
-        first = 0.0 if script.chaos else _FIRST_STRIKE * seconds
+            strikes = Plan(self._jobs, budget, kills=settings.kills, seed=settings.seed)
+        seconds = 30.0 if settings.seconds is None else settings.seconds
+        first = 0.0 if settings.chaos else _FIRST_STRIKE * seconds
         while not (self._finish or (self._is_time_over() and strikes.over and self._all_work())):
             self._turn()
-            playing = time.monotonic() - self._playing_since
-            if playing < first or (script.chaos and self._is_time_over()):
+            running = time.monotonic() - self._running_since
+            if running < first or (settings.chaos and self._is_time_over()):
                 continue
             struck = strikes.strike()
             if struck is not None:
@@ -178,11 +178,11 @@ class DemoRun:
             self._board.mark("start", part.command)
 
     def _is_time_over(self) -> bool:
-        lasts = self._script.seconds
-        return lasts is not None and time.monotonic() - self._playing_since >= lasts
+        lasts = self._settings.seconds
+        return lasts is not None and time.monotonic() - self._running_since >= lasts
 
     def _all_work(self) -> bool:
-        epochs = 1 if self._script.chaos else SEEN
+        epochs = 1 if self._settings.chaos else SEEN
         return all(part.running for part in self._services) and all(
             job.has_worked(epochs) for job in self._jobs
         )
@@ -205,14 +205,14 @@ class DemoRun:
         self._tell("stopped", epochs=epochs)
 
     def _left(self) -> dict[str, int]:
-        """What is still to come out when all is read: orders that wait, clicks to be charged."""
+        """What is still missing in the outputs: orders that wait, clicks to be charged."""
         events = [event for some in self._feed.truth.events.values() for event in some.values()]
         orders = sum(event.order is not None for event in events)
         clicks = sum(self._feed.truth.clicks_by_campaign().values())
         charged = sum(campaign.clicks for campaign in self._app.campaigns())
         return {"orders": orders - self._app.orders_served(), "clicks": clicks - charged}
 
-    def _judge(self) -> Any:
+    def _check(self) -> Any:
         truth = self._feed.truth
         verdict = self._app.module("check").check(self._app.places, truth)
         self._board.sample(now=True)
@@ -225,10 +225,10 @@ class DemoRun:
                    **result(self._app, truth))  # fmt: skip
         return verdict
 
-    # -------------------------------------------------------------- hearing and telling
+    # -------------------------------------------------------------- events
 
     def _turn(self) -> None:
-        """A moment of waiting: hear what all say, and show how it goes."""
+        """Wait a moment, read the events of all processes, and report progress."""
         for part in self._parts:
             part.read_events()
         for steady in self._beside:
@@ -236,20 +236,20 @@ class DemoRun:
         now = time.monotonic()
         if now - self._shown > _PROGRESS_EVERY:
             self._shown = now
-            self._keep_patience(now)
+            self._refuse_standstill(now)
             self._tell("progress", doing=self._doing, rows=self._feed.rows,
                        rows_per_s=round(self._feed.rows_per_s()),
                        jobs={job.name: job.how_it_goes() for job in self._jobs})  # fmt: skip
         time.sleep(_TURN)
 
-    def _keep_patience(self, now: float) -> None:
+    def _refuse_standstill(self, now: float) -> None:
         seen = (self._doing, [(part.running, part.lives) for part in self._parts],
                 [job.job_progress.epochs() for job in self._jobs])  # fmt: skip
         if seen != self._seen:
             self._seen, self._moved = seen, now
         if now - self._moved > _PATIENCE:
             raise SetupError(
-                f"nothing has moved for {_PATIENCE:.0f} seconds ({self._doing}): "
+                f"nothing has changed for {_PATIENCE:.0f} seconds ({self._doing}): "
                 + ", ".join(f"{part.name} {part.state}" for part in self._parts),
                 hint=f"see {self.folder}/{HOME}/*/spark.log and {self.folder}/{SAID}",
             )
@@ -261,7 +261,7 @@ class DemoRun:
 
 @contextmanager
 def _set(variables: dict[str, str]) -> Iterator[None]:
-    """The application's part of the environment, here and in all children, is this and no more."""
+    """Inside the block these are the only variables of the application (ADS_…)."""
     before = dict(os.environ)
     for name in [name for name in before if name.startswith("ADS_")]:
         del os.environ[name]

@@ -1,4 +1,4 @@
-"""What the page shows of the application: samples of its outputs, and marks of what happened."""
+"""The board that the page shows: samples of the outputs, and marks of kills and starts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from onceflow.demo.feed import Feed
 from onceflow.errors import ServerSilent
 
 EVERY = 0.5  # seconds
-_REST = 10  # times as long as a sample took: of a table that grows without end it is rare
-_LONGEST = 3.0  # seconds; while jobs start, and while a writer locks its file, one takes long
+_REST = 10  # pauses so many times as long as a sample took, because the table grows
+_LONGEST = 3.0  # seconds; a sample takes long while jobs start or a writer locks the file
 
 
 class Sampling:
-    """Writes the board of a home. Nothing depends on it: what cannot be read now (a database that
-    its writer locks, or has left in the middle of a write) is read the next time."""
+    """Writes the board of a home. If an output cannot be read now (a writer locks the database, or
+    was killed in the middle of a write), the next sample reads it."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Sampling:
             self._due = ended + min(_REST * (ended - began), _LONGEST)
 
     def sample(self, *, now: bool = False) -> None:
-        """Charged spend and served clicks, then the truth, which is never behind them."""
+        """Read charges and clicks first, then the expected sums, which must not be older."""
         served = self._app.clicks_served()
         campaigns = [
             replace(campaign, clicks=served.get(campaign.campaign, 0))
@@ -55,7 +55,7 @@ class Sampling:
         with self._feed.lock:
             clicks = self._feed.truth.clicks_by_campaign()
             spend = self._feed.truth.spend_micros_by_campaign()
-        if campaigns:  # else the budget service has not begun
+        if campaigns:  # none before the budget service has begun
             with self._lock:
                 self._board.sample(
                     campaigns, truth_clicks=clicks, truth_spend_micros=spend, now=now

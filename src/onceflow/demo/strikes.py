@@ -1,8 +1,7 @@
-"""Who is killed, and when: in the middle of what it does.
+"""Which process is killed, and when.
 
-A strike waits until its victim works: a job leads and has decided an epoch in this life, a service
-has said that it is ready. So nothing is killed that has come to nothing, and what is killed has
-something to lose.
+A strike waits until its victim works: until a job has decided an epoch in this life, or a service
+has said that it is ready. So every victim has something to lose.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from onceflow.demo.app_processes import RUN, AppProcess, JobProcess
 from onceflow.harness.processes import DRIVER, JVM, WORKER, Ended, frozen
 
 _STRIKE_WITHIN = 0.5  # seconds after an epoch was seen to begin
-SEEN = 5  # epochs, so that whoever looks has seen it work
+SEEN = 5  # epochs, so that a user has seen the job work
 _PAUSE = (2.0, 5.0)  # seconds between two strikes of chaos
 ALL = "all"
-# Of a job: all of it, or one of its processes. The more often it stands here the more often it is.
+# Of a job: all processes, or one of them. A name that is here twice is chosen twice as often.
 _OF_A_JOB = (ALL, ALL, DRIVER, DRIVER, JVM, JVM, WORKER, WORKER, RUN)
-_LONELY = 3.0  # seconds that a service is left alone
+_LONELY = 3.0  # seconds for which a service is not killed
 
 
 @dataclass(frozen=True)
 class Strike:
-    """What was killed, as it is told: `query` and `epoch` that were under way, if it was a job."""
+    """What was killed. `query` and `epoch`: those under way, if it was a job."""
 
     part: str
     what: str  # "all", or the one process of it
@@ -48,8 +47,8 @@ class Strike:
 
 
 class Plan:
-    """So many kills of whole jobs, one after the other, each when all jobs have worked for a while,
-    and the budget service once, while the first of them starts again."""
+    """Kills so many whole jobs, one after the other, each when all jobs have worked for a while. It
+    kills the budget service once, while the first job starts again."""
 
     def __init__(
         self, jobs: list[JobProcess], budget: AppProcess, *, kills: int, seed: int
@@ -65,7 +64,7 @@ class Plan:
         return not self._left
 
     def strike(self) -> Strike | None:
-        """Kill who is next, if this is the moment."""
+        """Kill the next one, if it works."""
         if not self._left:
             return None
         victim = self._left[0]
@@ -73,7 +72,7 @@ class Plan:
             if not all(job.has_worked(SEEN) for job in self._jobs):
                 return None
             done = _in_an_epoch(victim, self._chance, self._within)
-            self._within /= 2  # if it came too late: epochs are short
+            self._within /= 2  # it came too late, because epochs are short
         else:
             done = Strike(victim.name, ALL, victim.kill()) if victim.running else None
         if done is not None:
@@ -83,7 +82,7 @@ class Plan:
 
 
 class Chaos:
-    """Every few seconds something: a job in whole or in part, or a service, by chance."""
+    """Kills something every few seconds: a job in whole or in part, or a service."""
 
     def __init__(
         self,
@@ -96,14 +95,14 @@ class Chaos:
         self._jobs, self._services = jobs, services
         self._chance, self._clock = random.Random(seed), clock
         self._due: float | None = None
-        self._up: dict[str, float] = {}  # service -> since when it runs, as far as we saw
+        self._up: dict[str, float] = {}  # service -> since when it runs
 
     @property
     def over(self) -> bool:
         return all(part.running for part in (*self._jobs, *self._services))
 
     def strike(self) -> Strike | None:
-        """Kill something, if it is time and there is something."""
+        """Kill something, if it is time."""
         now = self._clock()
         self._up = {s.name: self._up.get(s.name, now) for s in self._services if s.running}
         if self._due is None:
@@ -121,7 +120,7 @@ class Chaos:
         return self._chance.uniform(*_PAUSE)
 
     def _order(self) -> Iterator[tuple[AppProcess, str]]:
-        """Jobs first that work; a service one time in four, or if no job does."""
+        """Working jobs first; a service one time in four, or if no job works."""
         jobs = [job for job in self._jobs if job.has_worked()]
         services = [
             service
@@ -154,14 +153,14 @@ class Chaos:
 
 
 def _in_an_epoch(job: JobProcess, chance: random.Random, within: float) -> Strike | None:
-    """Kill all of a job at some moment between the beginning of an epoch and its end."""
+    """Kill all of a job at a random moment of an epoch."""
     if job.job_progress.under_way() is None:
         return None
     time.sleep(within * chance.random())
     leader = job.job_progress.leader()
     if leader is None:
         return None
-    with frozen(leader.pid):  # what is seen now is what is killed
+    with frozen(leader.pid):  # so that the epoch cannot end before the kill
         under_way = job.job_progress.under_way()
         if under_way is None:
             return None
