@@ -8,8 +8,9 @@ from onceflow.store.version import __version__
 
 if TYPE_CHECKING:
     from onceflow.jobs.flow import Flow
-    from onceflow.jobs.handle import Handle, start, write
+    from onceflow.jobs.handle import Handle
     from onceflow.jobs.job import Job, job
+    from onceflow.jobs.start import start, write
     from onceflow.spark.session import get_session, profile
 
 __all__ = [
@@ -32,8 +33,8 @@ _WHERE = {
     "get_session": "spark.session",
     "job": "jobs.job",
     "profile": "spark.session",
-    "start": "jobs.handle",
-    "write": "jobs.handle",
+    "start": "jobs.start",
+    "write": "jobs.start",
 }
 
 

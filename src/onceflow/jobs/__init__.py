@@ -1,5 +1,5 @@
-"""What a job's author calls: `@job`, `Flow`, `start`, `write`, and the handle of a running job.
+"""What the author of a job calls: `@job`, `Flow`, `start`, `write`, and the handle of a job.
 
 Lives here: the public way from a Python function to running queries. May not live here: processes
-that watch over drivers (see `service/`). Start reading in `flow.py`, then `handle.py`.
+that watch drivers (see `service/`). Start reading in `flow.py`, then `start.py` and `handle.py`.
 """

@@ -20,8 +20,8 @@ from onceflow.contract.ledger import Ledger, Outcome, Publication
 from onceflow.contract.sink import Sink
 from onceflow.errors import JobError, PlanChanged
 from onceflow.jobs.flow import Flow
-from onceflow.jobs.handle import run_again
 from onceflow.jobs.job import Job
+from onceflow.jobs.start import run_again
 from onceflow.protocol.epoch_log import Decision
 from onceflow.protocol.home import JobFolder, Query
 from onceflow.protocol.lineage import Origin

@@ -27,8 +27,9 @@ from typing import Any
 from onceflow import faults
 from onceflow.contract.quantities import milliseconds
 from onceflow.errors import DiskFull, JobError, SetupError
-from onceflow.jobs.handle import Handle, refuse_no_fork, start
+from onceflow.jobs.handle import Handle
 from onceflow.jobs.job import Job, import_root, load
+from onceflow.jobs.start import refuse_no_fork, start
 from onceflow.protocol.epoch import ReplayedEpoch, Stopping
 from onceflow.protocol.home import JobFolder
 from onceflow.protocol.lease import Lease
