@@ -53,7 +53,7 @@ def test_the_folder_of_a_demo_is_begun_anew_and_keeps_what_is_not_the_demos(tmp_
 
 def test_a_folder_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
-    with pytest.raises(JobError, match="not of a demo"):
+    with pytest.raises(JobError, match="that no demo made"):
         prepare(tmp_path, seed=1)
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
     (tmp_path / "file").touch()
