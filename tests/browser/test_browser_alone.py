@@ -36,7 +36,7 @@ def test_an_empty_home_says_what_to_do(url: str, tab: Open, home: Path) -> None:
         each.is_clean()
 
 
-def test_a_board_grows_while_one_looks_and_shows_the_moment_of_a_kill(
+def test_a_board_grows_while_somebody_looks_and_shows_the_time_of_a_kill(
     url: str, tab: Open, home: Path
 ) -> None:
     ads = Ads(home)
@@ -80,7 +80,7 @@ def _points(chart: object) -> int:
     return len((line.get_attribute("points") or "").split())
 
 
-def test_it_says_that_it_is_not_live_while_the_server_is_away(tab: Open, tmp_path: Path) -> None:
+def test_it_is_not_called_live_while_the_server_is_away(tab: Open, tmp_path: Path) -> None:
     home = tmp_path / "home"
     with serve(home) as page:
         url = str(page.hear("serving")["url"])
@@ -96,7 +96,7 @@ def test_it_says_that_it_is_not_live_while_the_server_is_away(tab: Open, tmp_pat
         jobs.is_clean(but=("net::ERR_", "[object Event]"))
 
 
-def test_it_says_that_it_is_not_live_while_the_files_cannot_be_read(
+def test_it_is_not_called_live_while_the_files_cannot_be_read(
     url: str, tab: Open, home: Path
 ) -> None:
     ads, path = Ads(home), home / "_boards" / "ads.jsonl"
@@ -133,7 +133,7 @@ def test_the_choice_of_colours_is_remembered(url: str, tab: Open) -> None:
     jobs.is_clean()
 
 
-def test_nothing_moves_for_who_wants_no_motion(url: str, tab: Open, home: Path) -> None:
+def test_nothing_moves_where_reduced_motion_is_preferred(url: str, tab: Open, home: Path) -> None:
     turning = """() => {
       const sign = document.createElement("i");
       document.querySelector("h1").append(sign);

@@ -54,7 +54,7 @@ def test_a_job_comes_to_life_without_a_reload(url: str, tab: Open) -> None:
     jobs.is_clean()
 
 
-def test_a_job_is_drawn_with_its_rates_and_its_epochs_step_by_step(url: str, tab: Open) -> None:
+def test_a_job_is_shown_with_its_rates_and_its_epochs_step_by_step(url: str, tab: Open) -> None:
     job = tab(url).go_live("/jobs/words")
     graph = job.page.get_by_role("group", name="query counts")
     expect(graph.get_by_role("list", name="sources")).to_contain_text("lines")
@@ -90,9 +90,7 @@ def test_a_job_is_drawn_with_its_rates_and_its_epochs_step_by_step(url: str, tab
 
 
 @pytest.mark.kill
-def test_a_kill_is_told_in_words_and_the_epochs_go_on_after_it(
-    url: str, tab: Open, words: Words
-) -> None:
+def test_a_kill_is_shown_and_epochs_continue_after_it(url: str, tab: Open, words: Words) -> None:
     job, jobs = tab(url).go_live("/jobs/words"), tab(url).go_live("/")
     expect(jobs.main).to_contain_text("running")
     term, killed, epoch = job.number("term"), words.driver(), job.number("last epoch")
@@ -132,7 +130,7 @@ def test_a_kill_is_told_in_words_and_the_epochs_go_on_after_it(
 # ---------------------------------------------------------------- a savepoint by click
 
 
-def test_without_the_token_nothing_is_done_and_the_try_is_written_down(
+def test_without_the_token_nothing_is_done_and_the_attempt_is_noted(
     url: str, tab: Open, words: Words
 ) -> None:
     lineages = tab(url).go_live("/jobs/words/lineages")
@@ -175,7 +173,7 @@ def test_a_savepoint_is_created_by_click_and_a_plan_shows_the_way_back(
     job.is_clean()
 
     lineages.page.get_by_role("link", name="What would a restore do?").click()
-    plan = lineages.page.get_by_role("region", name="plan")
+    plan = lineages.page.get_by_role("region", name="plan", exact=True)
     expect(plan).to_contain_text("Restore of savepoint monday")
     command = f"onceflow restore words monday --published rewind --home {words.home}"
     expect(plan).to_contain_text(command)
@@ -186,9 +184,7 @@ def test_a_savepoint_is_created_by_click_and_a_plan_shows_the_way_back(
     lineages.is_clean()
 
 
-def test_a_form_of_a_session_that_was_closed_is_refused_in_words(
-    url: str, tab: Open, words: Words
-) -> None:
+def test_a_form_of_a_closed_session_is_refused(url: str, tab: Open, words: Words) -> None:
     lineages = tab(url).go_live("/jobs/words/lineages")
     unlock(lineages, TOKEN)
     expect(lineages.page.get_by_role("button", name="Create a savepoint")).to_be_visible()
@@ -203,7 +199,7 @@ def test_a_form_of_a_session_that_was_closed_is_refused_in_words(
 # ---------------------------------------------------------------- without a mouse
 
 
-def test_all_of_it_can_be_reached_by_keyboard_alone(url: str, tab: Open) -> None:
+def test_everything_can_be_reached_by_keyboard(url: str, tab: Open) -> None:
     jobs = tab(url).go_live("/")
     press = jobs.page.keyboard.press
     press("Tab")
@@ -272,7 +268,7 @@ def views(words: Words) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", ["light", "dark", "phone", "phone-dark"])
-def test_every_view_fits_and_can_be_read_out(
+def test_every_view_fits_and_is_accessible(
     kind: str, url: str, tab: Open, views: dict[str, str], screenshots: Path
 ) -> None:
     options: dict[str, Any] = {"color_scheme": "dark" if "dark" in kind else "light"}

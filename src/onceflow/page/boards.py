@@ -123,7 +123,7 @@ def board_view(board: Board) -> Row:
             _chart("Spend", "spend_micros", currency, samples, marks, parts=1_000_000),
         ],
         "campaigns": campaigns,
-        "truth": any(one.get("truth_clicks") is not None for one in campaigns),
+        "expected": any(one.get("truth_clicks") is not None for one in campaigns),
         "currency": currency,
         "marks": list(reversed(marks))[:_LISTED],
         "verdict": next((m for m in reversed(marks) if m.get("mark") == "verdict"), None),
@@ -134,17 +134,17 @@ def _chart(
     title: str, name: str, unit: str, samples: list[Row], marks: list[Row], *, parts: int = 1
 ) -> Row:
     """`parts`: how many of what the samples count make one of `unit`."""
-    committed, truth = _points(samples, name, parts), _points(samples, f"truth_{name}", parts)
-    lines = [charts.Line("truth", truth), charts.Line("committed", committed)]
+    committed, expected = _points(samples, name, parts), _points(samples, f"truth_{name}", parts)
+    lines = [charts.Line("expected", expected), charts.Line("committed", committed)]
     now = _value(committed[-1][1], unit) if committed else formatting.NOTHING
-    beside = f"; expected {_value(truth[-1][1], unit)}" if truth else ""
+    beside = f"; expected {_value(expected[-1][1], unit)}" if expected else ""
     kills = sum(mark.get("mark") == "kill" for mark in marks)
     picture = charts.line_chart(
         [line for line in lines if line.points],
         [_mark(mark) for mark in marks if isinstance(mark.get("t"), int | float)],
         f"{title} over time: {now}{beside}",
     )
-    shown: Row = {"title": title, "now": now, "truth": beside, "chart": None}
+    shown: Row = {"title": title, "now": now, "expected": beside, "chart": None}
     if picture is not None:
         shown["chart"] = Markup(picture.svg)
         shown["strip"] = Markup(picture.strip)
