@@ -153,7 +153,7 @@ def _commits(root: Path, output: str) -> tuple[list[dict[str, Any]], Published]:
     files = [
         file
         for commit in found
-        if commit.get("output", output) == output
+        if output in ("", commit.get("output", output))  # "": of all outputs
         and not any(commit["number"] < drop and commit["epoch"] > epoch for drop, epoch in above)
         for file in commit["files"]
         if not any(file["partition"] == p and a <= file["first"] < b for p, a, b in ranges)
