@@ -21,8 +21,9 @@ from onceflow import Flow, Handle, faults, sinks
 from onceflow.contract.ledger import Position
 from onceflow.errors import Fenced, JobError, OutOfRange, SchemaMismatch
 from onceflow.log import EmbeddedLog
-from onceflow.log.readers import readers
-from onceflow.log.retention import take_back, trim
+from onceflow.log.reader_positions import readers
+from onceflow.log.retention import trim
+from onceflow.log.take_back import take_back
 from onceflow.sources import Log
 
 ADS = "ad string, at timestamp, price long"

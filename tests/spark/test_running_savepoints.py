@@ -20,7 +20,7 @@ from waiting import wait_for
 import onceflow
 from onceflow import Flow, sinks, sources
 from onceflow.log import EmbeddedLog
-from onceflow.log.readers import readers
+from onceflow.log.reader_positions import readers
 from onceflow.protocol.home import JobFolder
 from onceflow.protocol.retained_decisions import RetainedDecisions
 from onceflow.snapshots.restore import Restore

@@ -27,10 +27,11 @@ from onceflow.cli import cli, main
 from onceflow.cli.log import command as log_group
 from onceflow.contract.ledger import Position
 from onceflow.log import EmbeddedLog, segments
-from onceflow.log.readers import Reader, hold, readers
-from onceflow.log.retention import expired, retain, take_back, trim
+from onceflow.log.reader_positions import Reader, hold, readers
+from onceflow.log.retention import expired, retain, trim
 from onceflow.log.segments import read_slice
 from onceflow.log.tail import last_slices
+from onceflow.log.take_back import take_back
 from onceflow.store.posix import seal
 
 ONCEFLOW = [sys.executable, "-c", "from onceflow.cli import main; main()"]

@@ -22,11 +22,11 @@ from onceflow.contract.schema import arrow_schema, parse_schema
 from onceflow.errors import BadInput, JobError
 from onceflow.log import EmbeddedLog
 from onceflow.log import text_input as intake
-from onceflow.log.records import cells_of
+from onceflow.log.row_input import Input, RejectFile, RowInput
+from onceflow.log.row_output import as_word, plain_rows
 from onceflow.log.segments import fit
-from onceflow.log.text_input import Input, Intake, Rejects
-from onceflow.log.text_output import as_word, plain_rows
-from onceflow.log.values import Malformed, from_json, from_text, load_json
+from onceflow.log.strict_values import Malformed, from_json, from_text, load_json
+from onceflow.log.text_records import cells_of
 
 NOW = 1_763_200_000_000_000
 PLAIN = "value string, event_time timestamp"
@@ -44,10 +44,10 @@ def write(path: Path, data: str | bytes) -> str:
 
 def taken(
     path: str, schema: str, *, format: str | None = None, reject: Path | None = None
-) -> tuple[list[dict[str, Any]], Intake]:
+) -> tuple[list[dict[str, Any]], RowInput]:
     """All rows of a file, as Python has them."""
-    rejects = Rejects(reject) if reject else None
-    source = Intake([Input.of(path, format)], parse_schema(schema), now=NOW, rejects=rejects)
+    rejects = RejectFile(reject) if reject else None
+    source = RowInput([Input.of(path, format)], parse_schema(schema), now=NOW, rejects=rejects)
     return [row for table in source.tables() for row in table.to_pylist()], source
 
 
@@ -318,7 +318,7 @@ def test_a_quote_that_is_never_closed_is_told_where_it_opens(
     rows, _ = taken(path, "a string", reject=tmp_path / "bad")
     assert rows == [{"a": "x"}]
     assert (tmp_path / "bad").read_text() == '"y\n' + "z\n" * 100
-    monkeypatch.setattr("onceflow.log.records._LONGEST", 50)
+    monkeypatch.setattr("onceflow.log.text_records._LONGEST", 50)
     assert "not closed within 50 bytes" in refusal(path, "a string", reject=tmp_path / "more")
 
 
@@ -384,9 +384,9 @@ def test_no_file_is_made_for_no_rejects_and_none_is_written_over(tmp_path: Path)
     assert not (tmp_path / "bad").exists()
     write(tmp_path / "bad", "precious")
     with pytest.raises(JobError, match="exists already"):
-        Rejects(tmp_path / "bad")
+        RejectFile(tmp_path / "bad")
     with pytest.raises(JobError, match="does not exist"):
-        Rejects(tmp_path / "no" / "bad")
+        RejectFile(tmp_path / "no" / "bad")
 
 
 def test_chunks_are_bounded_in_lines_and_in_bytes(
@@ -395,7 +395,7 @@ def test_chunks_are_bounded_in_lines_and_in_bytes(
     path = write(tmp_path / "a.txt", "".join(f"{n:09d}\n" for n in range(25)))
 
     def sizes() -> list[int]:
-        source = Intake([Input.of(path)], parse_schema(PLAIN), now=NOW)
+        source = RowInput([Input.of(path)], parse_schema(PLAIN), now=NOW)
         return [table.num_rows for table in source.tables()]
 
     monkeypatch.setattr(intake, "_CHUNK_LINES", 10)
@@ -410,7 +410,7 @@ def test_a_bad_line_in_the_last_chunk_leaves_nothing_behind(
     monkeypatch.setattr(intake, "_CHUNK_LINES", 10)
     path = write(tmp_path / "a.json", '{"value":"x"}\n' * 25 + "{")
     log = EmbeddedLog.create(tmp_path / "log")
-    source = Intake([Input.of(path)], log.facts.schema, now=NOW)
+    source = RowInput([Input.of(path)], log.facts.schema, now=NOW)
     with pytest.raises(BadInput, match="line 26"):
         log.append(source.tables())
     assert log.refresh().view.next == [0]
@@ -683,7 +683,7 @@ def test_random_rows_come_back_exactly(
     rows = random_rows(rng, 150)
     path = write(tmp_path / f"rows.{ending}", write_rows(rows, rng))
     log = EmbeddedLog.create(tmp_path / "log", EVERY, partitions=3, key=["s"])
-    source = Intake([Input.of(path)], log.facts.schema, now=NOW)
+    source = RowInput([Input.of(path)], log.facts.schema, now=NOW)
     assert log.append(source.tables()).rows == len(rows)
     found = [row for batch in log.read(columns=list(rows[0])) for row in batch.to_pylist()]
     found.sort(key=lambda row: row["id"])

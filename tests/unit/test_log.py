@@ -47,7 +47,7 @@ from onceflow.errors import (
     SchemaMismatch,
 )
 from onceflow.log import EmbeddedLog, producing, segments
-from onceflow.log.readers import Reader, hold
+from onceflow.log.reader_positions import Reader, hold
 from onceflow.log.segments import split_by_key
 from onceflow.protocol.staging import Stager
 from onceflow.sinks import Files, Log, Outcome

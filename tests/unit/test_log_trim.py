@@ -31,8 +31,9 @@ from onceflow.contract.ledger import Ledger, Position
 from onceflow.errors import Fenced, JobError, OutOfRange, TargetBehind
 from onceflow.log import EmbeddedLog
 from onceflow.log.commits import segments_of
-from onceflow.log.readers import Reader, forget, hold, hold_offsets, readers
-from onceflow.log.retention import Trimmed, expired, take_back, trim
+from onceflow.log.reader_positions import Reader, forget, hold, hold_offsets, readers
+from onceflow.log.retention import Trimmed, expired, trim
+from onceflow.log.take_back import take_back
 from onceflow.sinks import Log, Outcome, Staged
 
 pytestmark = pytest.mark.usefixtures("no_fsync")

@@ -30,7 +30,7 @@ from turns import Killed, Stepped, Truth, Turns, seeds
 from onceflow import faults
 from onceflow.contract.staged_files import BY, describe, verify
 from onceflow.errors import BadRows, Damaged, Fenced, JobError, PublishFailed, TargetForeign
-from onceflow.files.sink import _Folder, published_files
+from onceflow.files.sink import _OutputFolder, published_files
 from onceflow.sinks import Files, Outcome, Position, Publication, Staged
 from onceflow.store.posix import LocalStore
 
@@ -470,9 +470,9 @@ def test_a_foreign_file_is_noticed_in_place_of_one_that_is_gone(target: FilesTar
 def test_a_folder_that_an_older_onceflow_rolled_up_gets_an_inventory(
     target: FilesTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rolled = _Folder.rolled
+    rolled = _OutputFolder.rolled
     with monkeypatch.context() as older:
-        older.setattr(_Folder, "rolled", lambda self: {**rolled(self), "inventory": None})
+        older.setattr(_OutputFolder, "rolled", lambda self: {**rolled(self), "inventory": None})
         publish(target, fenced(target, roll_up_every=4), *range(30))
     first, second = (reads_and_listings(target, term, monkeypatch) for term in (2, 3))
     assert second["read"] < first["read"]

@@ -13,7 +13,7 @@ from onceflow.contract.quantities import milliseconds, parse_bytes
 from onceflow.errors import JobError
 from onceflow.log.description import describe, facts_of
 from onceflow.log.embedded import DEFAULT_SCHEMA, EmbeddedLog
-from onceflow.log.readers import forget
+from onceflow.log.reader_positions import forget
 from onceflow.log.retention import expired, trim
 from onceflow.service.units import age, number
 

@@ -22,11 +22,11 @@ from onceflow.cli.display import ProgressLine, json_option, show, write_nowhere
 from onceflow.contract.schema import parse_schema, spark_schema
 from onceflow.errors import BadInput, DiskFull, JobError
 from onceflow.log.embedded import DEFAULT_SCHEMA, EmbeddedLog
+from onceflow.log.row_input import FORMATS, Input, RejectFile, RowInput, parquet_file
+from onceflow.log.row_output import as_word, plain_rows
 from onceflow.log.segments import APPENDED_AT, OFFSET, OURS, PARTITION
+from onceflow.log.strict_values import Malformed, microseconds
 from onceflow.log.tail import last_slices, slices_from
-from onceflow.log.text_input import FORMATS, Input, Intake, Rejects, parquet_file
-from onceflow.log.text_output import as_word, plain_rows
-from onceflow.log.values import Malformed, microseconds
 from onceflow.service.units import number
 
 if TYPE_CHECKING:
@@ -95,9 +95,9 @@ def append(  # noqa: PLR0917 - one parameter for each option
         raise JobError("standard input is given twice", hint="give - once")
     log = None if _is_free(path) else EmbeddedLog(path)
     schema = log.facts.schema if log else _schema_of(inputs)
-    rejects = None if reject is None else Rejects(Path(reject))
+    rejects = None if reject is None else RejectFile(Path(reject))
     progress = ProgressLine("{:,} rows read", quiet=as_json or not sys.stderr.isatty())
-    intake = Intake(inputs, schema, now=time.time_ns() // 1000, rejects=rejects,
+    intake = RowInput(inputs, schema, now=time.time_ns() // 1000, rejects=rejects,
                     progress=progress)  # fmt: skip
     if not files and sys.stdin.isatty():
         click.echo("reading lines from the terminal; Ctrl-D ends them", err=True)

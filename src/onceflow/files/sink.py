@@ -18,7 +18,7 @@ from onceflow.contract.staged_files import AS_WRITTEN, BY, COMMITTER, describe, 
 from onceflow.errors import Damaged, Fenced, JobError, TargetBehind, TargetForeign
 from onceflow.faults.points import reach
 from onceflow.files.inventory import Inventory
-from onceflow.folders.commit_log import Commit, CommitLog, Commits
+from onceflow.folders.commit_log import Commit, CommitLog, FolderState
 from onceflow.folders.folder import FolderSink, data_files
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _JSON_TIMES = {
 }
 
 
-class _Folder(Commits):
+class _OutputFolder(FolderState):
     """The commits of an output folder: one output owns it.
 
     A commit of type "inventory" says which files are published, after a drop or where the roll-up
@@ -114,7 +114,7 @@ class Files(FolderSink):
         self.format = format
         self.by = tuple(by)
         self.roll_bytes = parse_bytes(roll)
-        self._folder = _Folder()
+        self._folder = _OutputFolder()
         self._commits = CommitLog(self.path, "output folder", self._folder)
         self._fenced_term: int | None = None
         self._json_bytes_per_row = 200.0  # until the first epoch tells
@@ -316,8 +316,8 @@ class Files(FolderSink):
         return reader.parquet(*paths)
 
 
-def _published(root: Path) -> tuple[CommitLog, _Folder]:
-    folder = _Folder(keep=True)
+def _published(root: Path) -> tuple[CommitLog, _OutputFolder]:
+    folder = _OutputFolder(keep=True)
     commits = CommitLog(root, "output folder", folder)
     commits.catch_up()
     return commits, folder

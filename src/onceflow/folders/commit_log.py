@@ -44,7 +44,7 @@ class Forgotten(Damaged):
     """A manifest was let go of on purpose while we looked: nobody can read what it lists."""
 
 
-class Commits:
+class FolderState:
     """What the commits of a folder come to. Kinds of folders add what is theirs."""
 
     forgotten = 0  # commits up to here may be listed nowhere any more
@@ -122,7 +122,7 @@ class Commits:
 class CommitLog:
     """Appends commits, and finds the files that they published."""
 
-    def __init__(self, path: Path, kind: str, commits: Commits) -> None:
+    def __init__(self, path: Path, kind: str, commits: FolderState) -> None:
         self.path = path
         self.log = NumberedLog(LocalStore(path), "_commits", f"{kind} commit", kind)
         self.commits = commits
@@ -236,7 +236,9 @@ class CommitLog:
             view.manifests[-len(top) :] = [self._manifest(view, level, first, {"manifests": top})]
         return log.roll_up(last, view.roll_up())
 
-    def _manifest(self, view: Commits, level: int, first: int, body: dict[str, Any]) -> Reference:
+    def _manifest(
+        self, view: FolderState, level: int, first: int, body: dict[str, Any]
+    ) -> Reference:
         last = view.position
         name = f"{level}-{first:012d}-{last:012d}.json"
         data = seal(_MANIFEST, _subject(name, view), body)
@@ -325,10 +327,10 @@ class CommitLog:
 
 @dataclass(frozen=True)
 class _Named:
-    """`Commits` as a view of the log that names the file when something is wrong with it."""
+    """`FolderState` as a view of the log that names the file when something is wrong with it."""
 
     log: NumberedLog
-    commits: Commits
+    commits: FolderState
 
     @property
     def position(self) -> int:
@@ -383,7 +385,7 @@ class _Range:
         return inside and self.level <= top.level
 
 
-def _subject(manifest: str, commits: Commits) -> str:
+def _subject(manifest: str, commits: FolderState) -> str:
     stamp = commits.stamp()
     return f"{manifest} of {stamp}" if stamp else manifest
 

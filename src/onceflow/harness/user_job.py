@@ -23,8 +23,8 @@ from onceflow.harness.drivers import Drivers
 from onceflow.harness.target_reader import read
 from onceflow.harness.targets import Target
 from onceflow.jobs.job import Workload, load
-from onceflow.log.creation import spark_json
 from onceflow.log.embedded import EmbeddedLog
+from onceflow.log.new_log import spark_json
 
 if TYPE_CHECKING:
     import pyarrow as pa

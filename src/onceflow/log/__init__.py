@@ -7,7 +7,7 @@ then `commits.py`.
 
 from __future__ import annotations
 
+from onceflow.log.append import Appended
 from onceflow.log.embedded import DEFAULT_SCHEMA, EmbeddedLog
-from onceflow.log.producing import Appended
 
 __all__ = ["DEFAULT_SCHEMA", "Appended", "EmbeddedLog"]

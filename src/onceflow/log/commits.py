@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onceflow.errors import Damaged
-from onceflow.folders.commit_log import Commit, Commits, Reference
+from onceflow.folders.commit_log import Commit, FolderState, Reference
 
 Offsets = list[int]  # partition -> offset
 
@@ -61,7 +61,7 @@ class Dropped:
     end: int
 
 
-class LogCommits(Commits):
+class LogState(FolderState):
     """The commits of a log as far as they were read."""
 
     facts: Facts | None

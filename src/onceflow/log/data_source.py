@@ -33,7 +33,7 @@ from onceflow.contract.schema import arrow_schema
 from onceflow.errors import Damaged, OutOfRange
 from onceflow.log.commits import Dropped, Offsets, above, covers, segments_of
 from onceflow.log.embedded import EmbeddedLog
-from onceflow.log.readable import first_offsets
+from onceflow.log.log_reader import first_offsets
 from onceflow.log.segments import OURS, Slice, read_slice
 
 _LEAST_ROWS = 50_000  # in a task: fewer are not worth one

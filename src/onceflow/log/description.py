@@ -6,8 +6,8 @@ from typing import Any
 
 from onceflow.contract.schema import columns
 from onceflow.log.embedded import EmbeddedLog
-from onceflow.log.readers import Reader, readers
-from onceflow.log.text_output import show_time
+from onceflow.log.reader_positions import Reader, readers
+from onceflow.log.row_output import show_time
 
 
 def facts_of(log: EmbeddedLog) -> dict[str, Any]:

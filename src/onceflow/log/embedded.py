@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING
 from onceflow.contract.schema import columns, refuse_difference
 from onceflow.errors import JobError, OnceflowError
 from onceflow.folders.commit_log import Commit, CommitLog
-from onceflow.log.appending import sweep
-from onceflow.log.commits import Facts, LogCommits
-from onceflow.log.creation import KIND, refuse_facts, refuse_strange_folder, spark_json
-from onceflow.log.producing import Appended, append
-from onceflow.log.readable import ReadableLog, now
+from onceflow.log.append import Appended, append
+from onceflow.log.append_journal import sweep
+from onceflow.log.commits import Facts, LogState
+from onceflow.log.log_reader import LogReader, now
+from onceflow.log.new_log import KIND, refuse_facts, refuse_strange_folder, spark_json
 from onceflow.log.retention import retain
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ DEFAULT_SCHEMA = "value string, event_time timestamp"
 _logger = logging.getLogger(__name__)
 
 
-class EmbeddedLog(ReadableLog):
+class EmbeddedLog(LogReader):
     """Rows that were appended are there exactly once, at offsets that never change.
 
     It does not keep an order between partitions, and it is for one machine's disk: for traffic
@@ -70,7 +70,7 @@ class EmbeddedLog(ReadableLog):
         )
         refuse_facts(facts)
         refuse_strange_folder(root)
-        view = LogCommits()
+        view = LogState()
         log = CommitLog(root, KIND, view)
 
         def make() -> Commit | None:

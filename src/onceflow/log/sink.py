@@ -17,11 +17,11 @@ from onceflow.errors import JobError, OnceflowError, TargetBehind
 from onceflow.folders.commit_log import Commit, CommitLog
 from onceflow.folders.folder import FolderSink
 from onceflow.log.commits import Facts
-from onceflow.log.creation import refuse_facts
 from onceflow.log.embedded import EmbeddedLog
-from onceflow.log.readers import readers
-from onceflow.log.retention import published_after, remove_dropped, take_back
+from onceflow.log.new_log import refuse_facts
+from onceflow.log.reader_positions import readers
 from onceflow.log.segments import key_partition
+from onceflow.log.take_back import published_after, remove_dropped, take_back
 from onceflow.store.posix import LocalStore
 
 _logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from onceflow.contract.source import Keep, Source, start_position
 from onceflow.errors import JobError
 from onceflow.log.embedded import EmbeddedLog
-from onceflow.log.readable import first_offsets
+from onceflow.log.log_reader import first_offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

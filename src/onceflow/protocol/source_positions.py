@@ -7,7 +7,7 @@ from typing import Any
 
 from onceflow.contract.source import Source
 from onceflow.errors import OnceflowError, OutOfRange, PlanChanged, ServerSilent
-from onceflow.log.readers import hold_offsets
+from onceflow.log.reader_positions import hold_offsets
 from onceflow.protocol.home import Query, now
 
 

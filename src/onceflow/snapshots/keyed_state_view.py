@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from onceflow.contract.schema import arrow_schema, type_name
 from onceflow.errors import Damaged, JobError
-from onceflow.log.text_output import plain_rows, show_time
-from onceflow.log.values import Malformed, from_json, from_text, load_json
+from onceflow.log.row_output import plain_rows, show_time
+from onceflow.log.strict_values import Malformed, from_json, from_text, load_json
 from onceflow.protocol.epoch_log import Decision
 from onceflow.protocol.home import JobFolder, Query
 from onceflow.protocol.keyed_runner import FOLDER, manifest_of

@@ -1,4 +1,4 @@
-"""Rows of a log as JSON and as text, so that `values` reads them back as they were."""
+"""Rows of a log as JSON and as text, so that `strict_values` reads them back as they were."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from onceflow.contract.schema import arrow_schema
-from onceflow.log.values import Kind
+from onceflow.log.strict_values import Kind
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Appending to a log: all rows in one commit, or none of them.
+"""Append to a log: all rows in one commit, or none of them.
 
 1. name    the segments that will be written, in a journal, so that a dead producer's are removed
 2. write   the segments, with names of their own; nobody sees them
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from onceflow.errors import Fenced, JobError, OnceflowError, PublishUnknown
 from onceflow.folders.commit_log import Commit
-from onceflow.log.appending import Appending, sweep
+from onceflow.log.append_journal import AppendJournal, sweep
 from onceflow.log.commits import Offsets
 from onceflow.log.segments import fit, split_by_key, write_segment
 from onceflow.store.posix import fsync_dir
@@ -25,7 +25,7 @@ from onceflow.store.posix import fsync_dir
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from onceflow.log.readable import ReadableLog
+    from onceflow.log.log_reader import LogReader
 
 SEGMENT_ROWS = 1_000_000
 
@@ -43,7 +43,7 @@ class Appended:
 
 
 def append(
-    log: ReadableLog,
+    log: LogReader,
     rows: pa.Table | Iterable[pa.Table],
     *,
     producer: str,
@@ -59,7 +59,7 @@ def append(
     log.refresh()
     done = number = None
     try:
-        with Appending(log.path, log.view.position) as appending:
+        with AppendJournal(log.path, log.view.position) as appending:
             tried: int | None = None
             written = list(_write(log, rows, appending))
             said = digest() if digest else _digest(written)
@@ -95,7 +95,7 @@ def append(
 
 
 def _commit_with(
-    log: ReadableLog, written: list[dict[str, Any]], since: int, *, known: bool
+    log: LogReader, written: list[dict[str, Any]], since: int, *, known: bool
 ) -> int | None:
     """The commit above `since` that has these segments.
     `known`: if it is not listed any more, the ledger knows."""
@@ -113,7 +113,7 @@ def _commit_with(
 
 
 def _write(
-    log: ReadableLog, rows: pa.Table | Iterable[pa.Table], appending: Appending
+    log: LogReader, rows: pa.Table | Iterable[pa.Table], appending: AppendJournal
 ) -> Iterator[dict[str, Any]]:
     import pyarrow as pa
 
@@ -134,14 +134,14 @@ def _write(
         fsync_dir(folder)
 
 
-def _split(log: ReadableLog, rows: pa.Table, begun: Offsets) -> dict[int, pa.Table]:
+def _split(log: LogReader, rows: pa.Table, begun: Offsets) -> dict[int, pa.Table]:
     if log.facts.key:
         return split_by_key(rows, log.facts.key, log.facts.partitions)
     filled = [a + b for a, b in zip(log.view.next, begun, strict=True)]
     return {filled.index(min(filled)): rows}
 
 
-def _already(log: ReadableLog, producer: str, sequence: int, digest: str) -> bool:
+def _already(log: LogReader, producer: str, sequence: int, digest: str) -> bool:
     ledger = log.view.ledger(producer)
     last = ledger.position.epoch if ledger.position else None
     if last is None or last < sequence:

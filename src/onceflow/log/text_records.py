@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 from onceflow.errors import BadInput
-from onceflow.log.values import Malformed
+from onceflow.log.strict_values import Malformed
 
 Record = tuple[int, bytes]  # number of its first line, and its bytes as they are
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 from onceflow.contract.schema import arrow_schema
 from onceflow.errors import Damaged, JobError, OutOfRange
 from onceflow.folders.commit_log import Commit, CommitLog
-from onceflow.log.commits import Facts, LogCommits, Offsets, Segment, above, covers, segments_of
-from onceflow.log.creation import (
+from onceflow.log.commits import Facts, LogState, Offsets, Segment, above, covers, segments_of
+from onceflow.log.new_log import (
     KIND,
     refuse_other_kind,
 )
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class ReadableLog:
+class LogReader:
     """An existing log: its commits, its segments and the rows of a range of offsets."""
 
     roll_up_every = 16  # commits: opening a log never reads more than these one by one
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(os.path.abspath(path))
-        self.view = LogCommits(keep=True)
+        self.view = LogState(keep=True)
         self.commits = CommitLog(self.path, KIND, self.view)
         if (self.path / "_commits").is_dir():
             refuse_other_kind(self.path)
@@ -201,7 +201,7 @@ class ReadableLog:
             )
 
 
-def first_offsets(log: ReadableLog, start: Any) -> list[int]:
+def first_offsets(log: LogReader, start: Any) -> list[int]:
     """A start position as offsets of the log as it is now."""
     if isinstance(start, list):
         return start  # of an earlier start: what is gone of it is noticed when it is read

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from onceflow.store.posix import make_dirs, translate_disk_full
 
 if TYPE_CHECKING:
-    from onceflow.log.readable import ReadableLog
+    from onceflow.log.log_reader import LogReader
 
 _FOLDER = "_appending"
 
 
-class Appending:
+class AppendJournal:
     """Hands out names for segments; removes what was written unless it was committed."""
 
     def __init__(self, log: Path, position: int) -> None:
@@ -31,7 +31,7 @@ class Appending:
         self._names: list[str] = []
         self._kept = False
 
-    def __enter__(self) -> Appending:
+    def __enter__(self) -> AppendJournal:
         folder = self._log / _FOLDER
         self._path = folder / self._id
         with translate_disk_full(self._path):
@@ -71,7 +71,7 @@ class Appending:
         self._file.close()
 
 
-def sweep(path: Path, log: ReadableLog) -> None:
+def sweep(path: Path, log: LogReader) -> None:
     """Remove what dead producers left behind."""
     try:
         left = os.listdir(path / _FOLDER)
@@ -92,7 +92,7 @@ def sweep(path: Path, log: ReadableLog) -> None:
             continue  # not a producer's
 
 
-def _sweep_one(path: Path, log: ReadableLog, lines: list[str]) -> None:
+def _sweep_one(path: Path, log: LogReader, lines: list[str]) -> None:
     if not lines:
         return
     # A line that a full disk cut off names nothing: its segment was not begun.

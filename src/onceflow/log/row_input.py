@@ -2,7 +2,7 @@
 
 A line that does not fit is never taken for something else, and never passed over in silence: the
 input is read to its end and then refused with all that is wrong, or the lines that do not fit are
-written to a file of their own (`Rejects`), durably, before the last table is handed out.
+written to a file of their own (`RejectFile`), durably, before the last table is handed out.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from onceflow.contract.schema import arrow_schema
 from onceflow.errors import BadInput, JobError
-from onceflow.log.records import Record, cells_of, csv_records, decode, numbered_lines
-from onceflow.log.values import Malformed, from_json, from_text, load_json
+from onceflow.log.strict_values import Malformed, from_json, from_text, load_json
+from onceflow.log.text_records import Record, cells_of, csv_records, decode, numbered_lines
 from onceflow.store.posix import fsync_dir, translate_disk_full
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Input:
         return open(self.path, "rb")
 
 
-class Rejects:
+class RejectFile:
     """A new file with the lines that were not taken, byte for byte. Without any there is none."""
 
     def __init__(self, path: Path) -> None:
@@ -105,7 +105,7 @@ class Rejects:
             self.path.unlink(missing_ok=True)
 
 
-class Intake:
+class RowInput:
     """Reads inputs once, from the first to the last, as tables with the columns of a log.
 
     `schema` is Spark's JSON. `now` (microseconds since 1970) is the event time of lines of text.
@@ -117,7 +117,7 @@ class Intake:
         schema: str,
         *,
         now: int,
-        rejects: Rejects | None = None,
+        rejects: RejectFile | None = None,
         progress: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.inputs = list(inputs)
