@@ -138,7 +138,7 @@ class Story:
         class Log(sinks.Log):
             def tidy(self) -> None:
                 assert self._log is not None
-                self._log.commits.roll_up(every=3)
+                self._log.commit_log.roll_up(every=3)
 
         @onceflow.job("story", every="0ms", keep_epochs=self.keep_epochs)
         def story(flow: onceflow.Flow) -> None:

@@ -60,7 +60,7 @@ def segment_files(path: Path) -> set[str]:
 
 
 def committed_files(log: EmbeddedLog) -> set[str]:
-    return {file["path"] for commit in log.commits.published() for file in commit["files"]}
+    return {file["path"] for commit in log.commit_log.published() for file in commit["files"]}
 
 
 def commit_names(path: Path) -> list[str]:
@@ -78,7 +78,7 @@ def named_manifests(log: EmbeddedLog) -> set[str]:
     while left:
         name = left.pop()["name"]
         found.add(name)
-        left += log.commits.read_manifest(name).get("manifests", ())
+        left += log.commit_log.read_manifest(name).get("manifests", ())
     return found
 
 

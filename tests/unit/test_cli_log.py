@@ -454,8 +454,8 @@ def test_tail_reads_only_the_newest_of_a_long_log(
     log = EmbeddedLog("log")
     assert len(log.view.manifests) > 4
     read: list[str] = []
-    manifest, slices = log.commits.read_manifest, last_slices(log, 3)
-    monkeypatch.setattr(log.commits, "read_manifest", lambda n: (read.append(n), manifest(n))[1])
+    manifest, slices = log.commit_log.read_manifest, last_slices(log, 3)
+    monkeypatch.setattr(log.commit_log, "read_manifest", lambda n: (read.append(n), manifest(n))[1])
     assert last_slices(log, 3) == slices
     assert len(read) <= 3
     assert [part.segment.first for part in slices] == [57, 58, 59]
@@ -499,7 +499,7 @@ def publish(log: EmbeddedLog, *, epoch: int, text: str) -> None:
     )
     file = {"path": path, "partition": 0, "rows": 1, "bytes": size, "crc32": crc}
     ledger = {"output": "j/q/o", "term": 1, "lineage": "old", "epoch": epoch, "decision": "d"}
-    log.commits.append(lambda: {"type": "epoch", **ledger, **log.commit_of([file])})
+    log.commit_log.append(lambda: {"type": "epoch", **ledger, **log.commit_of([file])})
     log.refresh()
 
 
@@ -880,7 +880,7 @@ def test_the_commit_that_is_told_is_the_one_that_was_made(
     for n in range(12):
         done = run("append", "log", "--json", stdin=json_lines({"value": str(n)})).json
         made.append(done["commit"])
-        assert [c["commit"] for c in log.refresh().commits.published()][-1] == done["commit"]
+        assert [c["commit"] for c in log.refresh().commit_log.published()][-1] == done["commit"]
     assert made == sorted(set(made))
     assert made[-1] > 13
 

@@ -21,7 +21,7 @@ import pytest
 from onceflow.contract.schema import arrow_schema, parse_schema
 from onceflow.errors import BadInput, JobError
 from onceflow.log import EmbeddedLog
-from onceflow.log import text_input as intake
+from onceflow.log import row_input as intake
 from onceflow.log.row_input import Input, RejectFile, RowInput
 from onceflow.log.row_output import as_word, plain_rows
 from onceflow.log.segments import fit

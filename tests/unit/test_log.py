@@ -46,7 +46,8 @@ from onceflow.errors import (
     OutOfRange,
     SchemaMismatch,
 )
-from onceflow.log import EmbeddedLog, producing, segments
+from onceflow.log import EmbeddedLog, segments
+from onceflow.log import append as append_module
 from onceflow.log.reader_positions import Reader, hold
 from onceflow.log.segments import split_by_key
 from onceflow.protocol.staging import Stager
@@ -260,7 +261,7 @@ def test_any_range_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """Ranges that begin and end in the middle of batches, row groups, segments and commits."""
     monkeypatch.setattr(segments, "ROW_GROUP", 10)
     monkeypatch.setattr(segments, "_BATCH", 7)
-    monkeypatch.setattr(producing, "SEGMENT_ROWS", 25)
+    monkeypatch.setattr(append_module, "SEGMENT_ROWS", 25)
     log = make(tmp_path / "log")
     for n in range(0, 120, 40):
         log.append(rows(range(n, n + 40)))
@@ -615,7 +616,7 @@ def test_a_log_is_the_same_at_every_moment_of_its_life(
         if n % 7 == 0:
             assert sorted(ids(follower.refresh())) == list(range(n + 1))
     names = manifest_names(log.path)
-    log.commits.sweep()
+    log.commit_log.sweep()
     assert manifest_names(log.path) == names, "none of the tree is left over"
 
 
@@ -649,7 +650,7 @@ def test_what_is_not_ours_between_the_files_of_a_log_does_no_harm(log: EmbeddedL
             (log.path / folder / name).write_bytes(b"\xff\xfe not ours")
     for n in range(20):
         log.append(rows([n]))
-    log.commits.sweep()
+    log.commit_log.sweep()
     assert ids(EmbeddedLog(log.path)) == list(range(20))
 
 
@@ -818,7 +819,7 @@ def test_a_commit_or_manifest_of_another_log_is_noticed(whole: EmbeddedLog, tmp_
     for n in range(7):
         other.append(rows(range(n * 10 + 5, n * 10 + 8)))
     for log in (whole, other):
-        log.commits.fence("job/query/out", term=7 if log is whole else 1, token="a", target="")
+        log.commit_log.fence("job/query/out", term=7 if log is whole else 1, token="a", target="")
     assert [f.name for f in documents(other)] == [f.name for f in documents(whole)]
     for theirs, ours in zip(documents(other), documents(whole), strict=True):
         before = ours.read_bytes()

@@ -73,7 +73,7 @@ def test_an_append_is_done_once_though_others_roll_it_up_before_it_looks(
     log: EmbeddedLog, when: str, more: int, named: bool
 ) -> None:
     others = lambda: append_many(log.path, range(100, 100 + more))  # noqa: E731
-    log.commits.log.store = Overtaken(log.path, others, when)
+    log.commit_log.numbered.store = Overtaken(log.path, others, when)
     done = log.append(rows([1, 2]), **({"producer": "a", "sequence": 1} if named else {}))
     assert (done.rows, done.already) == (2, False)
     mine = [1, 2] if when != "before" else []
@@ -92,7 +92,7 @@ def test_an_append_that_was_trimmed_before_it_looked_is_not_guessed_at(log: Embe
         trim(EmbeddedLog(log.path), [10])
         append_many(log.path, range(110, 120))  # rolls up, and forgets what was trimmed
 
-    log.commits.log.store = Overtaken(log.path, others, "after")
+    log.commit_log.numbered.store = Overtaken(log.path, others, "after")
     with pytest.raises(PublishUnknown, match="cannot be known whether the rows were appended"):
         log.append(rows([1, 2]))
     assert ids(EmbeddedLog(log.path)) == list(range(108, 120))
@@ -106,7 +106,7 @@ def test_a_producer_that_was_trimmed_before_it_looked_knows(log: EmbeddedLog, mo
         trim(EmbeddedLog(log.path), [10])
         append_many(log.path, range(110, 110 + more))
 
-    log.commits.log.store = Overtaken(log.path, others, "after")
+    log.commit_log.numbered.store = Overtaken(log.path, others, "after")
     log.append(rows([1, 2]), producer="a", sequence=1)
     assert log.append(rows([1, 2]), producer="a", sequence=1).already
     assert ids(log) == list(range(108, 110 + more))
@@ -121,7 +121,7 @@ def test_what_was_trimmed_before_the_first_put_makes_nobody_doubt(log: EmbeddedL
         yield rows([2])
 
     others = lambda: append_many(log.path, range(120, 121))  # noqa: E731
-    log.commits.log.store = Overtaken(log.path, others, "before")
+    log.commit_log.numbered.store = Overtaken(log.path, others, "before")
     log.append(slow())
     assert ids(log) == [*range(110, 121), 1, 2]
 
@@ -131,7 +131,7 @@ def test_of_two_producers_with_one_name_at_once_one_appends(log: EmbeddedLog, sa
     def other() -> None:
         EmbeddedLog(log.path).append(rows([1] if same else [2]), producer="a", sequence=1)
 
-    log.commits.log.store = Overtaken(log.path, other, "before")
+    log.commit_log.numbered.store = Overtaken(log.path, other, "before")
     if same:  # a retry whose first try was still under way
         assert log.append(rows([1]), producer="a", sequence=1).already
     else:
@@ -172,14 +172,14 @@ def test_a_roll_up_that_others_overtake_makes_no_difference(
         append_many(log.path, range(7, 7 + more))
         other = EmbeddedLog(log.path)
         other.roll_up()
-        other.commits.sweep()
+        other.commit_log.sweep()
 
-    log.refresh().commits.log.store = Paused(log.path, stopped_at, others)
+    log.refresh().commit_log.numbered.store = Paused(log.path, stopped_at, others)
     log.append(rows([6]))  # commit 8
     wanted = list(range(7 + more))
     for reader in (log, follower.refresh(), EmbeddedLog(log.path)):
         assert ids(reader.refresh()) == wanted
-    EmbeddedLog(log.path).commits.sweep()
+    EmbeddedLog(log.path).commit_log.sweep()
     for reader in (log, follower, EmbeddedLog(log.path)):
         assert ids(reader.refresh()) == wanted
     append_many(log.path, range(7 + more, 20 + more))
@@ -210,20 +210,20 @@ def test_a_roll_up_that_lands_long_after_others_changes_nothing(log: EmbeddedLog
     """It lands, and somebody sweeps, while a third one is between what it has read and its put."""
     append_many(log.path, range(2))
     late = EmbeddedLog(log.path)
-    late.commits.log.store = store = Postponed(log.path, "_commits/rollup")
+    late.commit_log.numbered.store = store = Postponed(log.path, "_commits/rollup")
     late.append(rows([2]))
     append_many(log.path, range(3, 10))
 
     def meanwhile() -> None:
         store.land()
-        EmbeddedLog(log.path).commits.sweep()
+        EmbeddedLog(log.path).commit_log.sweep()
 
-    log.commits.log.store = Paused(log.path, "_commits/rollup", meanwhile)
+    log.commit_log.numbered.store = Paused(log.path, "_commits/rollup", meanwhile)
     log.append(rows([10]))
     for reader in (log, late, EmbeddedLog(log.path)):
         assert ids(reader.refresh()) == list(range(11))
     append_many(log.path, range(11, 20))
-    log.refresh().commits.sweep()
+    log.refresh().commit_log.sweep()
     assert ids(EmbeddedLog(log.path)) == list(range(20))
 
 
@@ -235,7 +235,7 @@ def test_puts_that_land_on_names_that_were_freed_are_not_taken_for_damage(
     late = []
     for n in (0, 1):
         paused = EmbeddedLog(log.path)
-        paused.commits.log.store = store = Postponed(log.path, "_commits/0")
+        paused.commit_log.numbered.store = store = Postponed(log.path, "_commits/0")
         with pytest.raises(OSError, match="not yet"):
             paused.append(rows(range(n * 100, n * 100 + 5)))
         late.append(store)
@@ -252,7 +252,7 @@ def test_puts_that_land_on_names_that_were_freed_are_not_taken_for_damage(
                     store.land()
             return super().read(name)
 
-    reader.commits.log.store = Slow(log.path)
+    reader.commit_log.numbered.store = Slow(log.path)
     assert ids(reader.refresh()) == list(range(10))
 
 
@@ -262,7 +262,7 @@ def test_a_put_that_lands_on_the_last_name_that_was_freed_is_not_taken_for_damag
     """The commit behind it is a good one, and follows another one than the reader has read."""
     append_many(log.path, range(2))
     reader, paused = EmbeddedLog(log.path), EmbeddedLog(log.path)
-    paused.commits.log.store = late = Postponed(log.path, "_commits/0")
+    paused.commit_log.numbered.store = late = Postponed(log.path, "_commits/0")
     with pytest.raises(OSError, match="not yet"):
         paused.append(rows(range(100, 105)))
 
@@ -276,7 +276,7 @@ def test_a_put_that_lands_on_the_last_name_that_was_freed_is_not_taken_for_damag
                 late.land()
             return super().read(name)
 
-    reader.commits.log.store = Slow(log.path)
+    reader.commit_log.numbered.store = Slow(log.path)
     assert ids(reader.refresh()) == list(range(4))
 
 
@@ -287,7 +287,7 @@ def test_who_loses_a_roll_up_goes_on_with_what_was_written(log: EmbeddedLog) -> 
         for other in logs:
             other.refresh().roll_up()
     for other in logs:
-        other.commits.sweep()
+        other.commit_log.sweep()
     assert all(ids(other.refresh()) == list(range(50)) for other in logs)
     assert ids(EmbeddedLog(log.path)) == list(range(50))
 
@@ -359,7 +359,7 @@ class Story:
         log = EmbeddedLog(self.path)
         store = LocalStore(self.path)
         lose = self.lose if turns is None else 0.0
-        log.commits.log.store = Stepped(store, turns or self.turns, self.truth, lose=lose)
+        log.commit_log.numbered.store = Stepped(store, turns or self.turns, self.truth, lose=lose)
         return log
 
     def rows(self, batch: int) -> Any:
@@ -407,7 +407,7 @@ class Story:
         term, sink = self.leader, self.sink()
         assert sink._log is not None
         store = LocalStore(self.path)
-        sink._log.commits.log.store = Stepped(store, self.turns, self.truth, lose=self.lose)
+        sink._log.commit_log.numbered.store = Stepped(store, self.turns, self.truth, lose=self.lose)
         sink.fence(OUTPUT, term=term, token=f"token {term}")
         if self.decided:
             sink.publish(replace(self.decided[-1], term=term))
@@ -471,7 +471,7 @@ class Story:
         last = {p: o for p, o in enumerate(low) if o < next[p]}
         assert placed(log).keys() == set(last.items())
         assert unused_files(log) == set()
-        log.commits.sweep()
+        log.commit_log.sweep()
         assert set(manifest_names(self.path)) == named_manifests(log)
 
     def recover(self) -> None:
@@ -479,7 +479,7 @@ class Story:
         sink, truth = self.sink(), self.truth
         assert sink._log is not None
         calm = Stepped(LocalStore(self.path), Calm(), truth)  # type: ignore[arg-type]
-        sink._log.commits.log.store = calm
+        sink._log.commit_log.numbered.store = calm
         sink.fence(OUTPUT, term=1000, token="the last")
         for decided in self.decided[-1:]:
             sink.publish(replace(decided, term=1000))
@@ -600,7 +600,7 @@ def test_a_producer_that_was_killed_leaves_all_or_nothing(
     append_many(log.path, range(300, 310))
     assert ids(EmbeddedLog(log.path)) == [*known, 200, *range(300, 310)]
     assert unused_files(log.refresh()) == set()
-    log.commits.sweep()
+    log.commit_log.sweep()
     assert set(manifest_names(log.path)) == named_manifests(log)
 
 
@@ -670,7 +670,7 @@ def test_a_producer_that_was_paused_goes_on_however_much_happened_since(
             time.sleep(0.002)
         held = segment_files(log.path)
         append_many(log.path, range(200, 215))
-        log.refresh().commits.sweep()
+        log.refresh().commit_log.sweep()
         assert segment_files(log.path) >= held, "a paused producer's segments stay"
         before = ids(EmbeddedLog(log.path))
         assert before in (

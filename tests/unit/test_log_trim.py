@@ -163,7 +163,7 @@ def test_manifests_of_rows_that_are_gone_are_removed(log: EmbeddedLog) -> None:
     assert named_manifests(fresh) == set(left)
     for view in (log, fresh):
         assert ids(view.refresh()) == list(range(59, 68))
-        assert list(view.commits.published()), "nothing that is named is missing"
+        assert list(view.commit_log.published()), "nothing that is named is missing"
         with pytest.raises(OutOfRange, match="were trimmed"):
             view.offsets_at(0)
 
@@ -412,7 +412,7 @@ class Model:
         self.clock.now += self.random.choice((0, 1, 10, 1000, -500))
         self.at = max(self.at, self.clock.now)
         files = self.files()
-        self.log.commits.append(lambda: {"type": kind, **facts, **self.log.commit_of(files)})
+        self.log.commit_log.append(lambda: {"type": kind, **facts, **self.log.commit_of(files)})
         for file in files:
             p, first = file["partition"], self.next[file["partition"]]
             self.next[p] += file["rows"]
@@ -473,7 +473,7 @@ class Model:
         wanted = list(self.low)
         by_commit: dict[int, list[Piece]] = {}
         known = {piece.path: piece for piece in self.pieces}
-        for commit in self.log.refresh().commits.published():
+        for commit in self.log.refresh().commit_log.published():
             by_commit[commit["commit"]] = [known[s.path] for s in segments_of(commit)]
         seen = {piece.path for pieces in by_commit.values() for piece in pieces}
         up_to = sum(piece.bytes for piece in self.pieces if piece.path not in seen)
@@ -492,7 +492,7 @@ class Model:
         self.log.refresh().roll_up()
 
     def sweep(self) -> None:
-        self.log.commits.sweep()
+        self.log.commit_log.sweep()
 
     # ---------------------------------------------------------- what must be
 

@@ -520,7 +520,7 @@ def test_a_commit_entry_whose_answer_got_lost_is_known_by_its_nonce(
         EmbeddedLog.create(target.path, SCHEMA)
     sink = target.sink()
     assert isinstance(sink, Files | Log)
-    sink._commits.log.store = LosesAnswers(target.path)
+    sink._commit_log.numbered.store = LosesAnswers(target.path)
     sink.fence(OUTPUT, term=1, token="token 1")
     publish(target, sink, 0, 1, 2)
     assert target.rows() == all_rows(0, 1, 2)

@@ -164,7 +164,7 @@ def test_rows_are_added_once_though_others_roll_them_up_before_the_driver_looks(
     target = LogTarget(tmp_path)
     sink: Log = opened(target, 1)
     others = lambda: append_many(target.path, range(900, 900 + more))  # noqa: E731
-    sink._commits.log.store = Overtaken(target.path, others, when)
+    sink._commit_log.numbered.store = Overtaken(target.path, others, when)
     sink.add(publication(tmp_path, 0))
     assert target.rows() == [*rows_of(0), *range(900, 900 + more)]
     assert marks(target) == []
@@ -182,7 +182,7 @@ def test_the_same_for_a_driver_that_was_replaced_after_its_rows_were_there(tmp_p
             newer.add(publication(tmp_path, epoch, term=2))
             newer.tidy()
 
-    older._commits.log.store = Overtaken(target.path, take_over, "after")
+    older._commit_log.numbered.store = Overtaken(target.path, take_over, "after")
     older.add(publication(tmp_path, 0))
     assert target.rows() == in_the_folder(target) == [n for e in range(5) for n in rows_of(e)]
 
@@ -199,7 +199,7 @@ def test_rows_that_were_trimmed_before_the_driver_looked_are_not_guessed_at(
         trim(EmbeddedLog(target.path), [14])
         append_many(target.path, range(910, 920))
 
-    sink._commits.log.store = Overtaken(target.path, others, "after")
+    sink._commit_log.numbered.store = Overtaken(target.path, others, "after")
     with pytest.raises(PublishUnknown, match="cannot be known whether epoch 0 was added"):
         sink.add(publication(tmp_path, 0))
     assert EmbeddedLog(target.path).view.next == [25]

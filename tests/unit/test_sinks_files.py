@@ -544,7 +544,7 @@ def test_a_driver_that_stood_below_a_roll_up_writes_nothing_on_a_freed_name(
     older = fenced(target)
     publish(target, older, 0)
     decided = publication(target.root, 1)
-    older._commits.log.store = Late(target.path)
+    older._commit_log.numbered.store = Late(target.path)
     with pytest.raises(Fenced):
         older.publish(decided)
     assert target.rows() == all_rows(6)
@@ -666,7 +666,7 @@ class Story:
         term = self.leader
         sink = files(self.target, roll_up_every=3)
         local = LocalStore(self.target.path)
-        sink._commits.log.store = Stepped(local, self.turns, self.truth, lose=self.lose)
+        sink._commit_log.numbered.store = Stepped(local, self.turns, self.truth, lose=self.lose)
         sink.fence(OUTPUT, term=term, token=f"token {term}")
         if self.decided:
             self.publish(sink, term)

@@ -115,7 +115,7 @@ class Files(FolderSink):
         self.by = tuple(by)
         self.roll_bytes = parse_bytes(roll)
         self._folder = _OutputFolder()
-        self._commits = CommitLog(self.path, "output folder", self._folder)
+        self._commit_log = CommitLog(self.path, "output folder", self._folder)
         self._fenced_term: int | None = None
         self._json_bytes_per_row = 200.0  # until the first epoch tells
         for name in self.by:
@@ -146,7 +146,7 @@ class Files(FolderSink):
         missing = [name for name in self.by if name not in columns(schema)]
         if missing:
             raise JobError(f"{self}: there is no column {', '.join(missing)} to partition by")
-        self._commits.catch_up()
+        self._commit_log.catch_up()
         folder = self._folder
         if folder.position == 0:
             strange = sorted(os.listdir(self.path)) if self.path.exists() else []
@@ -167,7 +167,7 @@ class Files(FolderSink):
             )
 
     def settled(self, output: str) -> None:
-        self._commits.catch_up()
+        self._commit_log.catch_up()
         if self._folder.inventory == Inventory().plus(data_files(self.path)):
             return
         strange = self._unlisted()
@@ -205,7 +205,7 @@ class Files(FolderSink):
         return found if self._folder.owner in (output, "") else Ledger()
 
     def fence(self, output: str, *, term: int, token: str) -> Ledger:
-        self._commits.catch_up()
+        self._commit_log.catch_up()
         self._refuse_other_owner(output)
         found = super().fence(output, term=term, token=token)
         self._fenced_term = term
@@ -226,12 +226,12 @@ class Files(FolderSink):
                 "epoch": to.epoch, "decision": decision, "above": cut.epoch,
             }  # fmt: skip
 
-        self._commits.append(make)
+        self._commit_log.append(make)
         reach("drop.committed")
         self._take_inventory()
 
     def refuse_rewind(self, output: str, cut: Position) -> None:
-        self._commits.catch_up()
+        self._commit_log.catch_up()
         self._refuse_cut(cut)
 
     def _refuse_cut(self, cut: Position) -> None:
@@ -257,7 +257,7 @@ class Files(FolderSink):
                 return None
             return {"type": "inventory", "inventory": found.as_json()}
 
-        self._commits.append(make)
+        self._commit_log.append(make)
 
     def sweep(self, *, below_term: int) -> None:
         super().sweep(below_term=below_term)
@@ -279,7 +279,7 @@ class Files(FolderSink):
         return {file["path"] for file in published_files(self.path)}
 
     def tidy(self) -> None:
-        self._commits.roll_up(every=self.roll_up_every)
+        self._commit_log.roll_up(every=self.roll_up_every)
 
     def _layout(self) -> str:
         return f"{self.format} by {', '.join(self.by)}" if self.by else self.format

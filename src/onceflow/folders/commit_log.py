@@ -122,22 +122,22 @@ class FolderState:
 class CommitLog:
     """Appends commits, and finds the files that they published."""
 
-    def __init__(self, path: Path, kind: str, commits: FolderState) -> None:
+    def __init__(self, path: Path, kind: str, state: FolderState) -> None:
         self.path = path
-        self.log = NumberedLog(LocalStore(path), "_commits", f"{kind} commit", kind)
-        self.commits = commits
+        self.numbered = NumberedLog(LocalStore(path), "_commits", f"{kind} commit", kind)
+        self.state = state
 
     def catch_up(self) -> None:
-        named, newest = _Named(self.log, self.commits), self.log.newest_roll_up()
-        if self.commits.rolled_up < newest <= self.commits.position:
-            body = self.log.read_roll_up(newest)  # so that `recent` stays short
+        named, newest = _Named(self.numbered, self.state), self.numbered.newest_roll_up()
+        if self.state.rolled_up < newest <= self.state.position:
+            body = self.numbered.read_roll_up(newest)  # so that `recent` stays short
             if body is not None:
                 named.restart(newest, body)
         while True:
             try:
-                return self.log.catch_up(named)
+                return self.numbered.catch_up(named)
             except _Covered:
-                self.commits.restart(0, None)
+                self.state.restart(0, None)
 
     # -------------------------------------------------------------- appending
 
@@ -148,11 +148,16 @@ class CommitLog:
         nonce = uuid.uuid4().hex
         while (commit := make()) is not None:
             commit.setdefault("nonce", nonce)
-            number = self.commits.position + 1
-            commit |= {"number": number, "of": self.commits.stamp()}
-            put = self.log.put(number, commit)
-            if put is Put.LOST and (self.log.entry(number) or {}).get("nonce") == commit["nonce"]:
-                put = Put.COVERED if self.log.is_covered(number) else Put.WON  # our answer got lost
+            number = self.state.position + 1
+            commit |= {"number": number, "of": self.state.stamp()}
+            put = self.numbered.put(number, commit)
+            if (
+                put is Put.LOST
+                and (self.numbered.entry(number) or {}).get("nonce") == commit["nonce"]
+            ):
+                put = (
+                    Put.COVERED if self.numbered.is_covered(number) else Put.WON
+                )  # our answer got lost
             if put is Put.WON:
                 return commit
             self.catch_up()
@@ -160,7 +165,7 @@ class CommitLog:
 
     def fence(self, output: str, *, term: int, token: str, target: str) -> Ledger:
         def make() -> Commit | None:
-            ledger = self.commits.ledgers.get(output, _Ledger())
+            ledger = self.state.ledgers.get(output, _Ledger())
             if ledger.token == token:
                 return None
             if ledger.said.term >= term:
@@ -172,7 +177,7 @@ class CommitLog:
 
         self.append(make)
         self.catch_up()
-        return self.commits.ledger(output)
+        return self.state.ledger(output)
 
     def publish(self, publication: Publication, target: str, make: Callable[[], Commit]) -> Outcome:
         """Compare and set: the commit that `make` gives, if the ledger agrees."""
@@ -183,7 +188,7 @@ class CommitLog:
         }  # fmt: skip
 
         def judged() -> Commit | None:
-            verdict = judge(self.commits.ledger(publication.output), publication, target)
+            verdict = judge(self.state.ledger(publication.output), publication, target)
             return None if verdict is Verdict.ALREADY_PUBLISHED else {**facts, **make()}
 
         done = self.append(judged)
@@ -195,7 +200,7 @@ class CommitLog:
         """Roll up at every `every`th commit as soon as `slack` more are there. True: it was us.
 
         File lists go into manifests that never change, so a roll-up stays small."""
-        if self.commits.position + 1 - self.commits.rolled_up < every + slack:
+        if self.state.position + 1 - self.state.rolled_up < every + slack:
             return False
         wrote = False
         while (won := self._roll_up_next(every)) is not None:
@@ -207,7 +212,7 @@ class CommitLog:
 
     def _roll_up_next(self, every: int) -> bool | None:
         """None: it is not time yet, or somebody else is at it. False: somebody else was first."""
-        log, view = self.log, type(self.commits)()
+        log, view = self.numbered, type(self.state)()
         named = _Named(log, view)
         base = log.newest_roll_up()
         if base:
@@ -242,7 +247,7 @@ class CommitLog:
         last = view.position
         name = f"{level}-{first:012d}-{last:012d}.json"
         data = seal(_MANIFEST, _subject(name, view), body)
-        store, path = self.log.store, f"_manifests/{name}"
+        store, path = self.numbered.store, f"_manifests/{name}"
         if not store.put_if_absent(path, data) and store.read(path) not in (data, None):
             raise Damaged(
                 f"{store.where(path)} is of other commits: those of {self.path} were set back",
@@ -251,29 +256,29 @@ class CommitLog:
         return {"name": name, "level": level, "first": first, "last": last, **view.summary()}
 
     def read_manifest(self, name: str) -> dict[str, Any]:
-        where = self.log.store.where(f"_manifests/{name}")
-        data = self.log.store.read(f"_manifests/{name}")
+        where = self.numbered.store.where(f"_manifests/{name}")
+        data = self.numbered.store.read(f"_manifests/{name}")
         if data is None:
-            now = type(self.commits)()
-            self.log.catch_up(_Named(self.log, now))
+            now = type(self.state)()
+            self.numbered.catch_up(_Named(self.numbered, now))
             listed = _Range.of(name)
             gone = listed is not None and listed.last <= now.forgotten
             kind = Forgotten if gone else Damaged
             raise kind(f"{where} is missing", hint="put it back from a backup")
-        return unseal(data, _MANIFEST, _subject(name, self.commits), where)
+        return unseal(data, _MANIFEST, _subject(name, self.state), where)
 
     def published(self, wanted: Callable[[Reference], bool] | None = None) -> Iterator[Commit]:
         """The commits with files, oldest first; only those of manifests that are `wanted`."""
-        for reference in self.commits.manifests:
+        for reference in self.state.manifests:
             yield from self._published(reference, wanted)
-        yield from self.commits.recent
+        yield from self.state.recent
 
     def remembered(self, wanted: Callable[[Reference], bool] | None = None) -> Iterator[Commit]:
         """The same, without those that are forgotten while we look."""
-        for reference in self.commits.manifests:
+        for reference in self.state.manifests:
             with suppress(Forgotten):
                 yield from self._published(reference, wanted)
-        yield from self.commits.recent
+        yield from self.state.recent
 
     def commit_with(self, paths: set[str], *, since: int) -> Commit | None:
         """The commit above `since` that has one of these files, whose names are unique: a put that
@@ -285,13 +290,13 @@ class CommitLog:
 
     def files(self) -> list[dict[str, Any]]:
         """All published files, oldest first."""
-        standing = filter(self.commits.stands, self.published())
+        standing = filter(self.state.stands, self.published())
         return [file for commit in standing for file in commit["files"]]
 
     def newest(self) -> Iterator[Commit]:
         """The commits with files, newest first; nothing older is read than what is taken."""
-        yield from reversed(self.commits.recent)
-        left = list(self.commits.manifests)
+        yield from reversed(self.state.recent)
+        left = list(self.state.manifests)
         while left:
             body = self.read_manifest(left.pop()["name"])
             yield from reversed(body.get("commits", ()))
@@ -311,14 +316,14 @@ class CommitLog:
         """Remove what killed puts and roll-ups left behind."""
         self._sweep_puts()
         self.catch_up()
-        self.log.prune()
-        named = [_Range.of(reference["name"]) for reference in self.commits.manifests]
-        for name in self.log.store.list("_manifests"):
+        self.numbered.prune()
+        named = [_Range.of(reference["name"]) for reference in self.state.manifests]
+        for name in self.numbered.store.list("_manifests"):
             found = _Range.of(name)
-            if found is None or found.last > self.commits.rolled_up:
+            if found is None or found.last > self.state.rolled_up:
                 continue
             if not any(top is not None and found.is_below(top) for top in named):
-                self.log.store.delete(f"_manifests/{name}")
+                self.numbered.store.delete(f"_manifests/{name}")
 
     def _sweep_puts(self) -> None:
         LocalStore(self.path).sweep("_commits")
@@ -329,23 +334,23 @@ class CommitLog:
 class _Named:
     """`FolderState` as a view of the log that names the file when something is wrong with it."""
 
-    log: NumberedLog
-    commits: FolderState
+    numbered: NumberedLog
+    state: FolderState
 
     @property
     def position(self) -> int:
-        return self.commits.position
+        return self.state.position
 
     def restart(self, position: int, roll_up: dict[str, Any] | None) -> None:
-        with _naming(self.log.store.where(self.log.roll_up_name(position))):
-            self.commits.restart(position, roll_up)
+        with _naming(self.numbered.store.where(self.numbered.roll_up_name(position))):
+            self.state.restart(position, roll_up)
 
     def apply(self, number: int, entry: Commit) -> None:
         try:
-            with _naming(self.log.store.where(self.log.entry_name(number))):
-                self.commits.apply(number, entry)
+            with _naming(self.numbered.store.where(self.numbered.entry_name(number))):
+                self.state.apply(number, entry)
         except Damaged:
-            if self.log.newest_roll_up() > self.commits.rolled_up:
+            if self.numbered.newest_roll_up() > self.state.rolled_up:
                 raise _Covered from None
             raise
 

@@ -59,7 +59,7 @@ class FolderSink(Sink, CanStage, CanPartition, CanAdd, CanRewind, CanCleanUp):
 
     place = "path"
     path: Path
-    _commits: CommitLog
+    _commit_log: CommitLog
     _renames: bool | None = None  # from where rows are staged; None: not tried yet
 
     @abstractmethod
@@ -140,7 +140,7 @@ class FolderSink(Sink, CanStage, CanPartition, CanAdd, CanRewind, CanCleanUp):
             if int(folder.name.rsplit("-", 2)[1]) < below_term:
                 shutil.rmtree(folder, ignore_errors=True)
         self._sweep_added(below_term)
-        self._commits.sweep()
+        self._commit_log.sweep()
 
     def _sweep_added(self, below_term: int) -> None:
         """What older terms added in part. What they had staged is swept: they move no more."""
@@ -162,11 +162,11 @@ class FolderSink(Sink, CanStage, CanPartition, CanAdd, CanRewind, CanCleanUp):
     # -------------------------------------------------------------- ledger and publish
 
     def published(self, output: str) -> Ledger:
-        self._commits.catch_up()
-        return self._commits.commits.ledger(output)
+        self._commit_log.catch_up()
+        return self._commit_log.state.ledger(output)
 
     def fence(self, output: str, *, term: int, token: str) -> Ledger:
-        return self._commits.fence(output, term=term, token=token, target=str(self))
+        return self._commit_log.fence(output, term=term, token=token, target=str(self))
 
     def publish(self, publication: Publication) -> Outcome:
         def make() -> Commit:
@@ -174,7 +174,7 @@ class FolderSink(Sink, CanStage, CanPartition, CanAdd, CanRewind, CanCleanUp):
             reach("folder.moved")
             return self._commit(publication)
 
-        outcome = self._commits.publish(publication, str(self), make)
+        outcome = self._commit_log.publish(publication, str(self), make)
         if outcome is Outcome.PUBLISHED:
             reach("folder.committed")
             self._drop_copies(publication)
@@ -194,7 +194,7 @@ class FolderSink(Sink, CanStage, CanPartition, CanAdd, CanRewind, CanCleanUp):
         def make() -> Commit | None:
             nonlocal tried
             if tried is None:
-                tried = self._commits.commits.position
+                tried = self._commit_log.state.position
             elif self._was_added(mine, since=tried):
                 return None
             self._refuse_if_fenced(mine)
@@ -208,7 +208,7 @@ class FolderSink(Sink, CanStage, CanPartition, CanAdd, CanRewind, CanCleanUp):
             make_dirs(mark.parent)
             mark.touch()
         # 3. commit
-        self._commits.append(make)
+        self._commit_log.append(make)
         reach("folder.committed")
         mark.unlink(missing_ok=True)
         self._drop_copies(publication)
@@ -216,9 +216,9 @@ class FolderSink(Sink, CanStage, CanPartition, CanAdd, CanRewind, CanCleanUp):
     def _was_added(self, mine: Publication, *, since: int) -> bool:
         """Although our put seemed to be lost. No ledger tells, so the files do."""
         paths = {self._entry(mine, number)["path"] for number in range(len(mine.files))}
-        if self._commits.commit_with(paths, since=since) is not None:
+        if self._commit_log.commit_with(paths, since=since) is not None:
             return True
-        if paths and self._commits.commits.forgotten > since:
+        if paths and self._commit_log.state.forgotten > since:
             raise PublishUnknown(
                 f"{self}: it cannot be known whether epoch {mine.epoch} was added: this driver "
                 "was paused, and rows up to where it stood were trimmed since",
@@ -228,7 +228,7 @@ class FolderSink(Sink, CanStage, CanPartition, CanAdd, CanRewind, CanCleanUp):
 
     def _refuse_if_fenced(self, mine: Publication) -> None:
         try:
-            refuse_older(self._commits.commits.ledger(mine.output), mine, str(self))
+            refuse_older(self._commit_log.state.ledger(mine.output), mine, str(self))
         except Fenced:
             for number in range(len(mine.files)):
                 self._final(mine, number).unlink(missing_ok=True)

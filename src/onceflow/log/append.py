@@ -81,7 +81,7 @@ def append(
                               "decision": said}  # fmt: skip
                 return {"type": "append", **ledger, **log.commit_of(written)}
 
-            done = log.commits.append(make) if written or producer else None
+            done = log.commit_log.append(make) if written or producer else None
             if done is not None:
                 number = int(done["number"])
             if number is not None:
@@ -100,7 +100,7 @@ def _commit_with(
     """The commit above `since` that has these segments.
     `known`: if it is not listed any more, the ledger knows."""
     paths = {file["path"] for file in written}
-    found = log.commits.commit_with(paths, since=since)
+    found = log.commit_log.commit_with(paths, since=since)
     if found is not None:
         return int(found["commit"])
     if paths and not known and log.refresh().view.forgotten > since:

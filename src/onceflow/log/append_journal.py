@@ -98,7 +98,7 @@ def _sweep_one(path: Path, log: LogReader, lines: list[str]) -> None:
     # A line that a full disk cut off names nothing: its segment was not begun.
     position, names = int(lines[0]), {name for name in lines[1:] if name.endswith(".parquet")}
     log.refresh()
-    for commit in log.commits.remembered(lambda reference: reference["last"] > position):
+    for commit in log.commit_log.remembered(lambda reference: reference["last"] > position):
         names -= {file["path"] for file in commit["files"]}
     for name in names:
         (path / name).unlink(missing_ok=True)

@@ -218,7 +218,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def admit(log: EmbeddedLog, start: Offsets, end: Offsets, most: int) -> Offsets:
     """At most so many rows, in the order of commits; whole commits where one fits."""
     reached, left = list(start), most
-    for commit in log.commits.published(above(start)):
+    for commit in log.commit_log.published(above(start)):
         if covers(reached, end):
             break
         after = list(reached)

@@ -30,7 +30,7 @@ class LogReader:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(os.path.abspath(path))
         self.view = LogState(keep=True)
-        self.commits = CommitLog(self.path, KIND, self.view)
+        self.commit_log = CommitLog(self.path, KIND, self.view)
         if (self.path / "_commits").is_dir():
             refuse_other_kind(self.path)
         self.refresh()
@@ -54,7 +54,7 @@ class LogReader:
             raise JobError(
                 f"{self.path} {says}", hint=f"create it: onceflow log create {self.path}"
             )
-        self.commits.catch_up()
+        self.commit_log.catch_up()
         if self.view.facts is None:
             raise JobError(
                 f"{self.path} has no commits: it is not a log, or its creation was interrupted",
@@ -71,14 +71,14 @@ class LogReader:
         return {"at": max(now(), self.view.at), "files": files}
 
     def roll_up(self, *, slack: int = 0) -> bool:
-        return self.commits.roll_up(every=self.roll_up_every, slack=slack)
+        return self.commit_log.roll_up(every=self.roll_up_every, slack=slack)
 
     # -------------------------------------------------------------- reading
 
     def segments(self, start: Offsets, end: Offsets) -> Iterator[Segment]:
         """The segments that have rows of the range, in the order of their commits."""
         reached = list(start)
-        for commit in self.commits.published(above(start)):
+        for commit in self.commit_log.published(above(start)):
             if covers(reached, end):
                 return
             for segment in segments_of(commit):
@@ -162,7 +162,7 @@ class LogReader:
         """Did a commit add rows at just that time? True also if it was trimmed since."""
         if time_us <= max(self.view.trimmed_at, self.view.created_at):
             return True
-        newer = self.commits.remembered(lambda reference: reference["at"] >= time_us)
+        newer = self.commit_log.remembered(lambda reference: reference["at"] >= time_us)
         return any(commit["at"] == time_us for commit in newer)
 
     def offsets_at(self, time_us: int) -> Offsets:
@@ -183,7 +183,7 @@ class LogReader:
 
     def _first_since(self, time_us: int) -> list[int | None]:
         found: list[int | None] = [None] * self.facts.partitions
-        for commit in self.commits.published(lambda reference: reference["at"] >= time_us):
+        for commit in self.commit_log.published(lambda reference: reference["at"] >= time_us):
             if commit["at"] < time_us:
                 continue
             for segment in segments_of(commit):

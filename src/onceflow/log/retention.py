@@ -109,7 +109,7 @@ def _expired(log: LogReader, before: int | None, keep_bytes: int | None) -> Offs
     below, commits, up_to = list(view.low), view.recent, view.bytes
     for reference in _leaves(log, view.manifests):
         if not old(reference["at"], reference["bytes"]):
-            commits = log.commits.read_manifest(reference["name"])["commits"]
+            commits = log.commit_log.read_manifest(reference["name"])["commits"]
             up_to = reference["bytes"]
             break
         below = _later(reference["next"], view.low)
@@ -130,7 +130,7 @@ def _leaves(log: LogReader, references: list[Reference]) -> Iterator[Reference]:
         if reference["level"] == 0:
             yield reference
         else:
-            yield from _leaves(log, log.commits.read_manifest(reference["name"])["manifests"])
+            yield from _leaves(log, log.commit_log.read_manifest(reference["name"])["manifests"])
 
 
 def _plan(log: LogReader, below: Offsets) -> tuple[Trimmed, list[Segment]]:
@@ -152,7 +152,7 @@ def _trim(log: LogReader, below: Offsets) -> Trimmed:
     if below == log.view.low == log.view.cleaned:
         return planned
     last = max((segment.at for segment in touched), default=0)
-    log.commits.append(lambda: {"type": "trim", "last": last, "below": below})
+    log.commit_log.append(lambda: {"type": "trim", "last": last, "below": below})
     reach("trim.committed")
     gone = _whole(touched, below)
     for segment in gone:
@@ -164,9 +164,9 @@ def _trim(log: LogReader, below: Offsets) -> Trimmed:
         left = [s for s in gone if s.end > log.view.cleaned[s.partition]]
         return {"type": "clean", "removed": sum(s.bytes for s in left), "below": below}
 
-    log.commits.append(clean)
+    log.commit_log.append(clean)
     log.refresh().roll_up()
-    log.commits.sweep()
+    log.commit_log.sweep()
     log.refresh()
     return planned
 

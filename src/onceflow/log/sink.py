@@ -127,9 +127,9 @@ class Log(FolderSink, HasReaders):
     # -------------------------------------------------------------- ledger and publish
 
     @property
-    def _commits(self) -> CommitLog:  # type: ignore[override]
+    def _commit_log(self) -> CommitLog:  # type: ignore[override]
         assert self._log is not None
-        return self._log.commits
+        return self._log.commit_log
 
     def published(self, output: str) -> Ledger:
         return Ledger() if self._existing() is None else super().published(output)
@@ -137,7 +137,7 @@ class Log(FolderSink, HasReaders):
     def fence(self, output: str, *, term: int, token: str) -> Ledger:
         self._output, log = output, self._existing()
         if log is not None:
-            log.commits.catch_up()
+            log.commit_log.catch_up()
         if log is None or log.view.facts is None:
             self._log = EmbeddedLog.create(
                 self.path, self._schema, partitions=self.partitions or 1, key=self.key or (),
@@ -225,7 +225,7 @@ class Log(FolderSink, HasReaders):
 
     def _listed(self) -> set[str]:
         assert self._log is not None
-        commits = self._log.refresh().commits.remembered()
+        commits = self._log.refresh().commit_log.remembered()
         return {file["path"] for commit in commits for file in commit["files"]}
 
     def _commit(self, publication: Publication) -> Commit:

@@ -24,7 +24,7 @@ def _last_slices(log: EmbeddedLog, count: int, partition: int | None) -> list[Sl
     wanted = range(log.facts.partitions) if partition is None else [partition]
     left = min(count, sum(view.rows(p) for p in wanted))
     found: list[Slice] = []
-    for commit in log.commits.newest():
+    for commit in log.commit_log.newest():
         for segment in reversed(segments_of(commit)):
             first = max(segment.first, view.low[segment.partition])
             rows = min(left, segment.end - first)

@@ -47,7 +47,7 @@ def take_back(
             "removed": sum(s.bytes for s in left),
         }  # fmt: skip
 
-    done = log.commits.append(make)
+    done = log.commit_log.append(make)
     reach("drop.committed")
     remove_dropped(log.refresh())
     return 0 if done is None else sum(segment.rows for segment in gone)
@@ -83,7 +83,7 @@ def remove_dropped(log: LogReader) -> None:
     def wanted(reference: Reference) -> bool:
         return any(reference["next"][drop.partition] > drop.first for drop in dropped)
 
-    for commit in log.commits.remembered(wanted):
+    for commit in log.commit_log.remembered(wanted):
         for segment in filter(log.view.has_dropped, segments_of(commit)):
             (log.path / segment.path).unlink(missing_ok=True)
             reach("drop.removed-one")
@@ -98,7 +98,7 @@ def _split(
     all above the cut came after it; else what others published came before it."""
     after: list[Segment] = []
     kept: list[Segment] = []
-    for commit in log.commits.remembered():
+    for commit in log.commit_log.remembered():
         if commit.get("output") != output:
             continue
         inside = commit["lineage"] == cut.lineage
