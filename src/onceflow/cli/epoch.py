@@ -53,7 +53,7 @@ def show_(
     job: str, epoch: int, *, query: str | None, lineage: str | None, rerun: str | None, home: str,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Show what an epoch read and wrote, its state, its decision, and the time of each step.
+    """Show the input, output, state and times of an epoch.
 
     Of any retained epoch, while the job runs or not. If an epoch was slow, compare "stage" (the
     work of Spark) with "publish" (the targets). If --rerun finds other rows, the query is not

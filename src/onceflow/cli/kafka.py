@@ -23,11 +23,12 @@ def command() -> None:
 @home_option
 @json_option
 def transactions(job: str, abort: bool, home: str, as_json: bool) -> None:
-    """Show the transactional ids of the Kafka outputs of a job, and what is open in their topics.
+    """Show the open transactions in the topics of a job.
 
-    An open transaction holds back consumers that read committed rows until the broker ends it
-    after its timeout. The next start of the job ends what the job left open; --abort does so
-    without a start. What is open after that belongs to another program.
+    It lists the transactional ids of each Kafka output, and what is open in its topic. An open
+    transaction holds back consumers that read committed rows until the broker ends it after its
+    timeout. The next start of the job ends what the job left open; --abort does so without a
+    start. What is open after that belongs to another program.
 
     With --json: a list with an object for each Kafka output: query, output, topic, ledger, ids,
     aborted, and open: topic, partition, stable (where readers stop) and end of each. Exit codes:

@@ -105,7 +105,9 @@ def _columns(facts: dict[str, Any]) -> str:
 @click.argument("path")
 @json_option
 def info(path: str, as_json: bool) -> None:
-    """Show what is in a log, who wrote it, and which rows its readers still need.
+    """Show the size, the producers and the readers of a log.
+
+    The rows that its readers still need stay in the log.
 
     With --json: as of create, and rows, bytes, commits, created, last_append, and for each
     partition its earliest offset, next (the offset that the next row gets) and rows. producers:

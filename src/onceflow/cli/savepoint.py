@@ -65,9 +65,10 @@ def create(job: str, name: str | None, stop: bool, home: str, as_json: bool) -> 
 @home_option
 @json_option
 def list_(job: str, each: bool, home: str, as_json: bool) -> None:
-    """List the savepoints of a job, oldest first, and its retained epochs.
+    """List the savepoints of a job and its retained epochs.
 
-    A job can go back to retained epochs as well: onceflow rollback.
+    Savepoints stand in the order of creation. A job can go back to retained epochs as well:
+    onceflow rollback.
 
     With --json: one object with job, savepoints (as of create; one that cannot be read has name
     and error alone) and retained (for each query its count, first and last; epochs with --epochs).
@@ -106,9 +107,10 @@ def show_(job: str, savepoint: str, home: str, as_json: bool) -> None:
 @home_option
 @json_option
 def verify(job: str, savepoint: str, home: str, as_json: bool) -> None:
-    """Verify a savepoint: read every byte, and check that a job can start from it here.
+    """Verify a savepoint, every byte of it.
 
-    SAVEPOINT is a name, or the path of a folder that one was moved to.
+    It also checks that a job can start from it here. SAVEPOINT is a name, or the path of a folder
+    that one was moved to.
 
     With --json: as of create, and whole. Exit codes: 0; 7 no, and why.
 
