@@ -41,7 +41,7 @@ EVENTS = 20_000
 
 @job("attribution", every="200ms")
 def attribution(flow: Flow) -> None:
-    """Each order once, when no click that could claim it can come any more."""
+    """Each order once, when no click can come any more that could claim it."""
     events = flow.read("events", Log("data/events", max_rows_per_epoch=4000))
     orders = flow.keyed(
         events,
@@ -89,7 +89,7 @@ def generate(seed: int, count: int) -> tuple[list[Event], set[int]]:
 
 
 def truth(events: Iterable[Event]) -> Counter[tuple[Any, ...]]:
-    """What each order must be matched with, if all events were there from the beginning."""
+    """The expected match of each order, as if all events had been there from the beginning."""
     seen: dict[tuple[str, str, str], list[tuple[datetime, str | None]]] = defaultdict(list)
     for event in sorted(events, key=lambda event: event.at):
         seen[event.kind, event.user, event.restaurant].append((event.at, event.ad))
@@ -121,7 +121,7 @@ def _names() -> list[str]:
 
 
 def live(folder: Path, *, kill_after: int | None = None) -> None:
-    """Run the job until the log is used up, or `kill -9` all of it behind so many epochs."""
+    """Run the job to the end of the log, or `kill -9` all of it after so many epochs."""
     onceflow = [sys.executable, "-c", "from onceflow.cli import main; main()"]
     job = [str(Path(__file__).resolve()), "--home", "home", "--once"]
     run = subprocess.Popen(
@@ -147,7 +147,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 def main() -> int:
     events, late = generate(seed=11, count=EVENTS)
     closing = max(event.at for event in events) + 3 * DELAY
-    # So that the last orders are answered, too: in every partition something comes after them.
+    # A last event in every partition, so that the last orders are answered too.
     end = [Event(EVENTS + i, "closing", f"nobody {i}", "", None, closing) for i in range(1000)]
     with tempfile.TemporaryDirectory(prefix="onceflow-attribution-") as place:
         folder = Path(place)

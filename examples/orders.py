@@ -68,7 +68,7 @@ def orders(flow: Flow) -> None:
 
 
 def generate(seed: int, count: int) -> Iterator[dict[str, Any] | bytes]:
-    """Orders, some of them changed later, some wrong, some not even JSON."""
+    """Orders: some are changed later, some are wrong, some are not JSON."""
     chance = random.Random(seed)
     for number in range(count):
         changed = chance.randrange(number) if number and chance.random() < 0.1 else number
@@ -122,7 +122,7 @@ def create_topics(servers: str) -> None:
 
 
 def read_topic(servers: str) -> list[dict[str, Any]]:
-    """All that a consumer sees that reads committed rows."""
+    """All messages that a `read_committed` consumer sees."""
     from confluent_kafka import Consumer, TopicPartition
 
     settings = {"bootstrap.servers": servers, "group.id": "check", "enable.partition.eof": True}

@@ -1,1 +1,1 @@
-"""The reference application: ad events and orders in; exact counts, attributions, charges out."""
+"""The example application: ad events and orders in; exact counts, attributions, charges out."""

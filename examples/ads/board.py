@@ -1,4 +1,4 @@
-"""What the application shows on the page: a file of samples and marks in the home of its jobs."""
+"""The board of the application on the page: a file of samples and marks in the home of its jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EVERY = 0.5  # seconds: at most two samples a second
 
 
 class Board:
-    """Appends to <home>/_boards/ads.jsonl. Nothing depends on it; its last line may get lost."""
+    """Appends to <home>/_boards/ads.jsonl. A crash may lose the last line."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class Board:
         truth_spend_micros: Mapping[str, int] | None = None,
         now: bool = False,
     ) -> bool:
-        """What was charged, and what the truth says if it is known. Sooner than half a second
-        after the last one it is left out, unless it must be `now`."""
+        """Add a sample: charges, and the expected sums if they are known. Less than half a second
+        after the last sample it does nothing, unless `now`."""
         at = self._clock()
         if at - self._sampled < _EVERY and not now:
             return False
@@ -74,7 +74,7 @@ class Board:
         return True
 
     def mark(self, kind: str, what: str, **more: object) -> None:
-        """Something that happened: kill, start, savepoint or verdict."""
+        """Add a mark: kill, start, savepoint or verdict."""
         self._write(self._clock(), {"mark": kind, "what": what, **more})
 
     def _write(self, at: float, what: dict[str, Any]) -> None:

@@ -1,13 +1,13 @@
-"""The truth beside what every output holds.
+"""Compare every output with the expected result.
 
-Every number must be right in every place, and every row there once:
+Every number must be right in every output, and every row there once:
 
     events, rejected      each event once, each rejected line as often as it came
-    counts                the panes of a minute add up to the truth; record ids are right and unique
+    counts                the panes of a minute add up; record ids are right and unique
     attributed            each order once, with what brought it and what it was worth; the answer
                           that it carries is the one that was staged
     serving, warehouse    the same rows as the streams
-    charges               of each committed pane clicks times price, of each campaign the truth's;
+    charges               of each committed pane clicks times price, and their sum by campaign;
                           those are paused whose budget is spent, and no others
     late                  nothing
 """
@@ -33,7 +33,7 @@ _SHOWN = 50  # differences in JSON
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that an output should hold, or hold as often as this, and does not."""
+    """Something that is in an output less or more often than expected."""
 
     target: str
     what: str
@@ -46,8 +46,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`lost` and `duplicated` are events, lines and rows; `compared` are the numbers that were
-    looked at."""
+    """`lost` and `duplicated` count events, lines and rows; `compared` counts the numbers that were
+    compared."""
 
     lost: int
     duplicated: int
@@ -71,12 +71,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How often each thing should be in a target, and how often it is there."""
+    """How often each thing is expected in a target, and how often it is there."""
 
     target: str
     truth: Counter[Any]
     found: Counter[Any]
-    is_sum: bool = False  # of what other comparisons count one by one
+    is_sum: bool = False  # a sum of things that other comparisons count
 
     def differences(self) -> Iterator[Difference]:
         wrong = {x for x in {*self.truth, *self.found} if self.truth[x] != self.found[x]}
@@ -86,7 +86,7 @@ class Comparison:
 
 
 def check(places: Places | Path, truth: Truth, *, parts: tuple[str, ...] | None = None) -> Verdict:
-    """`places`, or the folder. All parts, unless some are named; see `PARTS`."""
+    """Check all parts, or those that are named (see `PARTS`). `places`: or the folder."""
     if isinstance(places, Path):
         places = Places.from_environment(places)
     holds = Holds(places)
@@ -101,7 +101,7 @@ def check(places: Places | Path, truth: Truth, *, parts: tuple[str, ...] | None 
 
 
 class Holds:
-    """What the outputs hold; what several parts look at is read once."""
+    """The rows of the outputs; rows that several parts need are read once."""
 
     def __init__(self, places: Places) -> None:
         self.places = places
@@ -170,7 +170,7 @@ def _warehouse(holds: Holds, truth: Truth) -> Iterator[Comparison]:
 def _loaded(
     where: str, holds: Holds, truth: Truth, read: Callable[[Places, str], list[Row]]
 ) -> Iterator[Comparison]:
-    """The truth, and row by row the streams that were loaded."""
+    """The expected sums, and row by row the streams that were loaded."""
     minutes, orders = (read(holds.places, name) for name in ("ad_minutes", "attributions"))
     yield _sums(f"{where} ad_minutes", minutes, truth)
     yield Comparison(
@@ -270,7 +270,7 @@ def _tuple(row: Row, names: tuple[str, ...] | list[str]) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class CampaignLine:
-    """A campaign in the truth and as it was committed and charged."""
+    """A campaign: expected, committed and charged."""
 
     campaign: str
     truth_clicks: int

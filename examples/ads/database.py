@@ -1,4 +1,4 @@
-"""SQLite files that survive `kill -9`, and that others may read meanwhile."""
+"""SQLite files that survive `kill -9`, and that others can read at the same time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """All of it or nothing; nobody else writes meanwhile."""
+    """One transaction; nobody else writes meanwhile."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -32,7 +32,7 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def rows(path: Path, sql: str) -> list[dict[str, Any]]:
-    """What a file holds now; nothing if the file or the table is not there yet."""
+    """The rows of a query; none if the file or the table does not exist yet."""
     if not path.exists():
         return []
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:

@@ -1,4 +1,4 @@
-"""Sends lines to the raw logs or topics, each batch once, however often it is tried."""
+"""Sends lines to the raw logs or topics, each batch once, even if it is sent again."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class RawLogs:
 
 
 class RawTopics:
-    """A batch is one transaction over both regions; each message carries the batch's number, so
-    that whoever comes after a crash sees which one was the last."""
+    """A batch is one transaction over both regions. Each message carries the number of the batch,
+    so that after a crash the next feed sees which batch was the last."""
 
     def __init__(self, places: Places) -> None:
         from confluent_kafka import KafkaException, Producer
@@ -53,11 +53,13 @@ class RawTopics:
             "transactional.id": _PRODUCER,
             "queue.buffering.max.messages": 1_000_000,
             "linger.ms": 5,
-            "log_level": 0,  # what fails is raised
+            "log_level": 0,  # raises if it failed
         }
         self._producer = Producer(settings)
         try:
-            self._producer.init_transactions(60)  # ends what an earlier life has left open
+            self._producer.init_transactions(
+                60
+            )  # ends a transaction that an earlier life left open
         except KafkaException as error:
             raise ServerSilent(
                 f"Kafka at {self._servers} does not answer: {error}", hint="start it"
@@ -109,9 +111,9 @@ class RawTopics:
 
 
 class Feed:
-    """A stream that goes on where it was, also after `kill -9`.
+    """A stream that continues where it was, even after `kill -9`.
 
-    1. note   in stream.json what will be sent, so that the truth is never behind
+    1. note   in stream.json what will be sent, so that the expected result has it
     2. send   the batch; after a crash it is sent again under the same number, and counts once
     """
 
@@ -136,7 +138,7 @@ class Feed:
         return self._send(self._next(chunks))
 
     def close(self) -> Lines:
-        """The lines after which nothing is open any more."""
+        """Send the last lines, which close everything that is open."""
         if self.stream.closed:
             return {}
         self._note(replace(self.stream, closed=True, chunks_in_batch=0))

@@ -1,9 +1,9 @@
-"""Both regions' results, together, where people and programs look for them.
+"""Loads the results of both regions into a serving table and a warehouse.
 
     onceflow run examples/ads/load.py
 
 Counts and attributions go to a serving table, by record id, and to the warehouse: Parquet files by
-region and day. What an epoch brings is in both by one decision.
+region and day. One decision publishes the rows of an epoch to both.
 """
 
 from __future__ import annotations

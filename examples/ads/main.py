@@ -27,7 +27,7 @@ from ads.world import CURRENCY, MICROS, SPEED
 from onceflow.errors import OnceflowError
 
 _SEND_EVERY = 0.1  # seconds
-_MOST = 2 * SPEED  # chunks in one batch, when it is behind
+_MOST = 2 * SPEED  # chunks in one batch, when it is late
 
 folder_option = click.option(
     "--folder",
@@ -40,7 +40,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON."
 
 
 class _Group(click.Group):
-    """An error says what mends it, in the form that was asked for."""
+    """An error says what fixes it, as text or as JSON."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -67,7 +67,7 @@ def main() -> None:
 @folder_option
 @json_option
 def create(folder: Path, as_json: bool) -> None:
-    """Make the logs or topics that are not there yet."""
+    """Create the logs or topics that do not exist yet."""
     Places.from_environment(folder).create()
     _say({"created": str(folder)}, as_json, lambda _: f"the streams are there, for {folder}")
 
@@ -94,7 +94,7 @@ def generate(
     clean: bool,
     as_json: bool,
 ) -> None:
-    """Send lines to the raw logs or topics. It goes on where it was, also after kill -9.
+    """Send lines to the raw logs or topics. It continues where it was, even after kill -9.
 
     A second of the clock is a minute of ads.
     """
@@ -106,7 +106,7 @@ def generate(
         seconds = events / rate
     places = Places.from_environment(folder)
     places.create()
-    # In a minute of ads happens what is to be sent in a second of the clock.
+    # A second of the clock is a minute of ads.
     feed = Feed(places, Stream(seed=seed, per_minute=rate * 60 // SPEED, clean=clean))
     most = sys.maxsize if seconds is None else round(seconds * SPEED) + 1  # one is the history
     sent = _send(feed, most, fast=fast, stop=_stop_on_signals())
@@ -136,7 +136,7 @@ def _send(feed: Feed, most: int, *, fast: bool, stop: threading.Event) -> dict[s
 @folder_option
 @json_option
 def truth(folder: Path, as_json: bool) -> None:
-    """What the outputs must hold, from the generator alone."""
+    """Show the expected result, computed from the generator alone."""
     true = _truth(folder)
     clicks, spend = true.clicks_by_campaign(), true.spend_micros_by_campaign()
     value = {
@@ -168,7 +168,7 @@ def truth(folder: Path, as_json: bool) -> None:
 @click.option("--only", multiple=True, type=click.Choice(list(PARTS)), help="Some parts only.")
 @json_option
 def check(folder: Path, only: tuple[str, ...], as_json: bool) -> None:
-    """Compare every output with the truth; exit code 0 if all is exact, 1 if not."""
+    """Compare every output with the expected result; exit code 0 if all is exact, 1 if not."""
     places, true = Places.from_environment(folder), _truth(folder)
     verdict = compare(places, true, parts=only or None)
     lines = by_campaign(places, true)
@@ -202,7 +202,7 @@ def _verdict_text(verdict: Verdict, lines: list[CampaignLine]) -> str:
 @click.option("--slow", default=0.0, help="Seconds that each answer takes.")
 @json_option
 def order_service(port: int, failing: float, slow: float, as_json: bool) -> None:
-    """Answer what orders were worth, over HTTP, until Ctrl-C."""
+    """Serve the value of orders over HTTP, until Ctrl-C."""
     stop = _stop_on_signals()
     try:
         service = OrderService(port, failing=failing, slow=slow)

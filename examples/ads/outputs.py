@@ -1,4 +1,4 @@
-"""What the outputs hold, read as anybody would. One that is not there yet holds nothing."""
+"""Read the outputs with plain tools. An output that does not exist yet has no rows."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _with_times(row: Row) -> Row:
 
 
 def _time(value: datetime | str | None) -> datetime | None:
-    """In UTC, as which it is stored where no zone is."""
+    """In UTC. Times without a zone are stored in UTC."""
     if value is None:
         return None
     at = datetime.fromisoformat(value) if isinstance(value, str) else value

@@ -116,7 +116,7 @@ class Places:
         return LogSink(self.late_log(job))
 
     def create(self) -> None:
-        """Make all logs, or all topics; those that are there are left as they are."""
+        """Create all logs or topics. Existing ones stay as they are."""
         if self.kafka is None:
             for stream, schema in STREAMS.items():
                 for region in REGIONS:

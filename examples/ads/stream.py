@@ -1,4 +1,4 @@
-"""Which stream was sent: enough to make it again, in <folder>/stream.json."""
+"""<folder>/stream.json: which stream was sent, so that it can be made again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Stream:
     """So many chunks of a generator, and the closing lines if it is closed.
 
     The last batch (its number, and how many of the chunks are in it) may not have been sent to the
-    end: it is sent again before the stream goes on.
+    end: it is sent again before the stream continues.
     """
 
     seed: int
@@ -32,7 +32,7 @@ class Stream:
     chunks_in_batch: int = 0
 
     def save(self, folder: Path) -> None:
-        """In one step: a reader finds the old one or the new one."""
+        """Write it in one step: a reader finds the old one or the new one."""
         folder.mkdir(parents=True, exist_ok=True)
         part = folder / f"{NAME}.part"
         with open(part, "w", encoding="utf-8") as file:
@@ -42,7 +42,7 @@ class Stream:
         part.replace(folder / NAME)
         opened = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(opened)  # else a power cut could bring back the one before
+            os.fsync(opened)  # otherwise a power cut could bring back the old one
         finally:
             os.close(opened)
 
@@ -63,7 +63,7 @@ class Stream:
         return Generator(self.seed, per_minute=self.per_minute, clean=self.clean)
 
     def lines(self) -> Iterator[dict[str, list[Line]]]:
-        """All that was sent, once more."""
+        """Everything that was sent, again."""
         generator = self.generator()
         for _ in range(self.chunks):
             yield generator.chunk()

@@ -1,4 +1,4 @@
-"""Reading topics up to where they end, committed messages only."""
+"""Reads the committed messages of topics, up to their end."""
 
 from __future__ import annotations
 

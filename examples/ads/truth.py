@@ -1,4 +1,4 @@
-"""What every output must hold, computed from the generator's lines alone, in plain Python."""
+"""The expected result of every output, in plain Python from the generator's lines alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Cell = tuple[str, str, datetime]  # region, ad, minute
 
 
 class Attribution(NamedTuple):
-    """What brought an order: the last click before it, else the last impression, else nothing."""
+    """An order goes to the last click before it, else to the last impression, else to nothing."""
 
     region: str
     order_id: str

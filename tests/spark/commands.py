@@ -1,4 +1,4 @@
-"""`onceflow` as a process: what it says, and who belongs to it."""
+"""`onceflow` as a process: its events, and the processes that it starts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def onceflow(*arguments: object, cwd: Path, **more: str) -> subprocess.Completed
 
 
 def patiently(condition: Callable[[], object]) -> None:
-    """Wait for something that costs more to look at than a Spark that starts can spare."""
+    """Wait for a condition that is expensive to check."""
     deadline = time.monotonic() + SECONDS
     while not condition():
         assert time.monotonic() < deadline, "waited too long"
@@ -82,7 +82,7 @@ class Run:
         return [event for event in list(self.events) if event["event"] == kind]
 
     def hear(self, kind: str, times: int = 1) -> Event:
-        """Wait for an event, or for the so-manieth of its kind."""
+        """Wait for the event of this kind that comes as number `times`."""
         self.wait(lambda: len(self.of(kind)) >= times or self.process.poll() is not None)
         assert len(self.of(kind)) >= times, f"no {kind!r}, but {self.events[-3:]}"
         return self.of(kind)[times - 1]
@@ -124,7 +124,7 @@ def jvm_of(driver: int) -> int:
 
 
 def running(pids: Iterable[int]) -> list[int]:
-    """Those that are there and not just waiting to be reaped."""
+    """Those that run; a process that waits to be reaped does not."""
     return [pid for pid in pids if pid in _processes()]
 
 

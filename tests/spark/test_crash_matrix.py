@@ -1,4 +1,4 @@
-"""Break the driver at every fault point, start it again, and compare with the truth.
+"""Break the driver at every fault point, start it again, and compare with the expected rows.
 
 The matrix is every fault point x {Files, Sqlite, both, Log} x {stateless, stateful} x {kill,
 raise}, and for the points around publishing also all three sinks as outputs of one query. Where a
@@ -110,7 +110,7 @@ def test_a_driver_broken_at_any_point_loses_and_doubles_nothing(
 
 
 def test_every_life_in_a_process_of_its_own(tmp_path: Path) -> None:
-    """As a person does it: killed three times in a row, then left alone."""
+    """Killed three times in a row, then left alone."""
     story = Story(str(tmp_path), "stateful", "all")
     story.write_input()
     with story.watched():
@@ -128,13 +128,13 @@ def test_every_life_in_a_process_of_its_own(tmp_path: Path) -> None:
 def test_a_driver_broken_in_its_very_first_epoch_can_start_again(
     tmp_path: Path, spark: Any, point: str, query: str
 ) -> None:
-    """Spark refuses to begin beside the state of nobody."""
+    """Spark refuses to begin beside state that no commit names."""
     story = Story(str(tmp_path), query, "both")
     story.write_input()
     for _ in range(2):
         broken(story, point, 1, "raise")
         if point == "epoch.decided":
-            break  # the second life goes on behind it
+            break  # the second life continues after it
     story.live()
     story.check()
 

@@ -1,4 +1,4 @@
-"""Guarantees that are lowered by choice do what they say, no more and no less."""
+"""Weaker guarantees keep what they promise, and only that."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SINKS = ("files", "sqlite", "log")
 
 
 def broken_at(point: str, story: Story, *, kill: bool = False) -> tuple[Counter[Any], Counter[Any]]:
-    """Breaks the second epoch there, goes on to the end: what was lost, and what is doubled."""
+    """Break the second epoch at the point, then run to the end. Returns lost and doubled rows."""
     story.write_input()
     if kill:
         assert story.live_apart(f"{point}:kill:2") == -9

@@ -1,4 +1,4 @@
-"""Files that Spark or the source lost, tasks that fail or run twice: the truth all the same."""
+"""Files that Spark or the source lost, tasks that fail or run twice: the rows are exact."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def half_way(tmp_path: Path, query: str, sinks: str = "both") -> Story:
     return story
 
 
-def and_on(story: Story) -> None:
+def finish(story: Story) -> None:
     story.live()
     story.check(files=3)
     story.write_input(range(3, FILES))
@@ -43,7 +43,7 @@ def test_the_newest_files_of_sparks_checkpoint_are_lost(
     story = half_way(tmp_path, query)
     for folder in lost:
         story.newest(folder).unlink()
-    and_on(story)
+    finish(story)
 
 
 @pytest.mark.parametrize("query", QUERIES)
@@ -59,11 +59,11 @@ def test_the_sources_files_of_a_decided_epoch_are_gone(
     faults.disarm()
     shutil.rmtree(tmp_path / "in")
     (tmp_path / "in").mkdir()
-    and_on(story)
+    finish(story)
 
 
 def test_an_undecided_epoch_is_planned_anew(tmp_path: Path, spark: Any) -> None:
-    """Its offsets were written, but they bind nobody: other files may fall into it."""
+    """Its offsets were written, but not decided: it may get other files."""
     story = Story(str(tmp_path), "stateless", "files")
     story.write_input(range(2))
     faults.arm("epoch.checked", "raise", visit=2)

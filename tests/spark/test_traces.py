@@ -1,4 +1,4 @@
-"""What real drivers did, point by point, is what the model of the protocol allows."""
+"""The model of the protocol allows what real drivers did, point by point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A driver that was paused and wakes up after its successor: it decides and publishes nothing."""
+"""A paused driver that continues after its successor took over decides and publishes nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onceflow.harness.drivers import Life
 
 ALL = os.environ.get("ONCEFLOW_TEST_ALL") == "1"
 
-# where the first driver is paused, with which outputs and query, and when it wakes up: at a
+# where the first driver is paused, with which outputs and query, and when it continues: at a
 # point of its successor's opening, or after the successor has published, swept and rolled up
 CASES = [
     ("epoch.staged", "files", "stateful", "after"),
@@ -50,7 +50,7 @@ if ALL:
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process believes to be on another machine: it can fence a driver, not end it."""
+    """This process acts as on another machine: it can fence a driver, but not end it."""
     monkeypatch.setenv("ONCEFLOW_HOST", "elsewhere")
 
 
@@ -60,7 +60,7 @@ def test_a_paused_driver_that_wakes_up_changes_nothing(  # noqa: PLR0917 - fixtu
 ) -> None:
     story = Story(str(tmp_path), query, sinks)
     story.write_input()
-    # In the middle of the story: who decides its last epoch in time has nothing more to hear.
+    # In the middle of the story: a driver that has decided the last epoch is never fenced.
     visit = 7 if point.startswith("put.") else 1 if point.startswith(("open.", "rollup.")) else 2
     sleeper = asleep(story, point, visit)
 
@@ -79,7 +79,7 @@ def test_a_paused_driver_that_wakes_up_changes_nothing(  # noqa: PLR0917 - fixtu
             story.live(take_over=True)
     story.check()
     story.check_trace()
-    if waking != "open.led":  # then it was not fenced yet: what it did was its right
+    if waking != "open.led":  # then it was not fenced yet, and could go on
         assert sleeper.code
         assert sleeper.error["kind"] == "Fenced", sleeper.complaint
         refuse_decisions_below_a_fence(story)
@@ -107,7 +107,7 @@ def asleep(story: Story, point: str, visit: int = 2, host: str = "first") -> Lif
 def test_a_driver_that_was_paused_before_anything_was_decided_removes_nothing_of_its_successor(
     tmp_path: Path, spark: Any, elsewhere: None
 ) -> None:
-    """With nothing decided it begins anew; when it wakes up, something is."""
+    """With nothing decided it starts over; when it continues, something is decided."""
     story = Story(str(tmp_path), "stateful", "sqlite")
     story.write_input(range(3))
     sleeper = asleep(story, "open.published", visit=1)
@@ -158,7 +158,7 @@ def test_a_body_that_outlives_stop_is_fenced(tmp_path: Path, spark: Any, elsewhe
         assert asleep.wait(60)
         with pytest.raises(Exception, match=r"(?i)timed? ?out"):
             handle.queries["result"].stop()
-        # the successor is another process, on what it takes for another machine
+        # the successor is another process, as on another machine
         successor = story.spawn(host="second", take_over=True)
         assert end(successor) == 0, successor.complaint
         before = story.published()
@@ -178,7 +178,7 @@ def test_a_body_that_outlives_stop_is_fenced(tmp_path: Path, spark: Any, elsewhe
 def test_take_over_ends_a_holder_that_does_not_answer(
     tmp_path: Path, spark: Any, point: str
 ) -> None:
-    """One that was stopped inside a transaction would block the table for ever."""
+    """A holder that is stopped inside a transaction would block the table for ever."""
     story = Story(str(tmp_path), "stateless", "sqlite")
     story.write_input()
     holder = asleep(story, point, host="")

@@ -1,4 +1,4 @@
-"""The few faults that reveal each wrong protocol of `mutants.py`."""
+"""The faults that reveal each wrong protocol of `mutants.py`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def first_seed(fits: Callable[[list[Fault]], bool], cases: Any, **planned: Any) 
 
 @dataclass(frozen=True)
 class Bait:
-    """`like`: what the faults must have beside kind and point, so that a zombie wakes up, or a
-    driver ends, at the right moment. The first seed that gives such faults is taken."""
+    """`like`: values that the faults must have, so that a zombie continues, or a driver ends, at
+    the right moment. The seed is the first one that gives such faults."""
 
-    found: str  # what is found, or several of which the moment decides; "": chance decides
+    found: str  # the violation, or several of which timing decides; "": any
     kind: str
     point: str = ""
     job: str = "echo"
@@ -49,7 +49,7 @@ class Bait:
         )  # fmt: skip
 
     def caught(self, kinds: set[str]) -> bool:
-        """Is what was found what the mutant does?"""
+        """Do the violations fit the mutant?"""
         return not self.found or bool(kinds & set(self.found.split(" or ")))
 
 
@@ -104,5 +104,5 @@ SERVER_BAITS = {
         "lost", "kill-postgres", "postgres.copied", sinks="postgres", like={"back": True}
     ),
 }
-# Who finds it out instead: the contract of sinks, in tests/services/test_ledger_mutant.py.
+# Found by the contract of sinks instead, in tests/services/test_ledger_mutant.py.
 ELSEWHERE = {"ledger-compared-by-number-only"}

@@ -1,4 +1,4 @@
-"""It bites: each wrong protocol is found out by an ordinary run with a fixed seed."""
+"""Each wrong protocol is found by an ordinary run of `onceflow verify` with a fixed seed."""
 
 from __future__ import annotations
 

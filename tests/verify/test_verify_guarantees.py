@@ -1,4 +1,4 @@
-"""A weaker guarantee is measured: it keeps what it promises, and shows what it does not."""
+"""`onceflow verify` allows what a weaker guarantee allows, and nothing else."""
 
 from __future__ import annotations
 

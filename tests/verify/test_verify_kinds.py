@@ -1,4 +1,4 @@
-"""`onceflow verify` with kinds of faults that have places of their own: snapshots, keyed state."""
+"""`onceflow verify` with the faults of snapshots and of keyed state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`onceflow verify` as a command, for tests of it."""
+"""`onceflow verify` as a command, for its tests."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The application under the faults of `onceflow verify`, and some of its own."""
+"""The application under the faults of `onceflow verify`, and some faults of its services."""

@@ -1,6 +1,6 @@
-"""The three jobs as cases of `onceflow verify`: what each reads, and where its outputs go.
+"""The three jobs as cases of `onceflow verify`: their inputs and their targets.
 
-They run at once, in one folder: each reads the logs that the one before it writes.
+They run at the same time, in one folder. Each reads the logs that the one before it writes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ JOBS = Path(__file__).with_name("jobs.py")
 
 
 class Lines:
-    """The generator's lines for the raw logs, and the truth of those that were given out."""
+    """The generator's lines for the raw logs, and the expected result of the lines so far."""
 
     def __init__(self, seed: int) -> None:
         self.truth = Truth()
@@ -35,7 +35,7 @@ class Lines:
         self.logs = {f"raw/{region}": _how("raw") for region in REGIONS}
 
     def commit(self, number: int) -> dict[str, pa.Table]:
-        """The first commit begins with the history. Asked for in turn, and once each."""
+        """The first commit begins with the history. Call it in turn, once for each number."""
         if number * _CHUNKS != self._generator.chunks:
             raise ValueError(f"commit {number} does not follow")
         found: dict[str, list[Line]] = {region: [] for region in REGIONS}
@@ -53,20 +53,20 @@ class Lines:
 
 
 class Chained:
-    """Nothing of its own: another job writes these logs."""
+    """No input of its own: another job writes these logs."""
 
     def __init__(self, *streams: str) -> None:
         self.logs = {f"{s}/{region}": _how(s) for s in streams for region in REGIONS}
 
     def commit(self, number: int) -> None:
-        """There is nothing more."""
+        """Nothing follows."""
 
     def last(self, number: int) -> dict[str, pa.Table]:
         return {}
 
 
 def _how(stream: str) -> dict[str, Any]:
-    """As `Places.create` makes it."""
+    """The arguments of `Places.create`."""
     key = RAW_KEY if stream == "raw" else ()
     return {
         "schema": STREAMS[stream],

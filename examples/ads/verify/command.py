@@ -29,7 +29,7 @@ _FAULTS = 20
 )
 @click.option("--fault", "kinds", metavar="KIND", multiple=True, help="Only faults of this kind.")
 @click.option("--at", "points", metavar="POINT", multiple=True, help="Only at this fault point.")
-@click.option("--report", metavar="FILE.html", help="Write a report that needs nothing but itself.")
+@click.option("--report", metavar="FILE.html", help="Write a report as one HTML file.")
 @click.option("--keep", metavar="FOLDER", help="Run there, and keep all that was written.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON.")
 def command(
@@ -42,12 +42,12 @@ def command(
     keep: str | None,
     as_json: bool,
 ) -> None:
-    """Break the application in every way we know, and count.
+    """Break the whole application while it runs, and check every output.
 
-    All three jobs and both services run at once, embedded, while drivers are killed, frozen and
-    replaced, files are lost and damaged, tasks fail, people go back to earlier epochs, and the
-    services are killed. Then every output is compared with the truth of the generator, and every
-    charge with the clicks that were committed.
+    All three jobs and both services run at the same time, embedded, while drivers are killed,
+    frozen and replaced, files are lost and damaged, tasks fail, jobs go back to earlier epochs, and
+    the services are killed. Then every output is compared with the expected result of the
+    generator, and every charge with the committed clicks.
 
     Exit code 0: valid. 1: invalid. 3: unknown, because a check could not be made.
     """

@@ -1,5 +1,5 @@
-"""The three jobs as they are, except that they keep few epochs: what is freed after hours is freed
-within seconds."""
+"""The three jobs, except that they retain few epochs: old files are removed within seconds instead
+of hours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict on the rows: the truth of the generator alone beside what every output holds."""
+"""The verdict on the rows: every output, compared with the expected result of the generator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onceflow.harness.checker import Violation
 from onceflow.harness.target_reader import read
 from onceflow.harness.targets import Corrupt, Target
 
-# who answers for which parts of the check
+# who writes which parts of the check
 PARTS = {
     "aggregation": ("events", "rejected", "counts"),
     "attribution": ("attributed", "late"),
@@ -25,7 +25,7 @@ _EXAMPLES = 3
 
 
 def judge(who: str, places: Places, truth: Truth) -> Iterator[Violation]:
-    """All that is wrong with the outputs of a job, or of the budget service."""
+    """All violations in the outputs of a job, or of the budget service."""
     found: dict[tuple[str, str], list[Difference]] = defaultdict(list)
     for difference in check(places, truth, parts=PARTS[who]).differences:
         found[_kind(difference), difference.target].append(difference)
@@ -46,8 +46,8 @@ def _kind(difference: Difference) -> str:
 
 
 def forked(name: str, targets: list[Target], places: Places, truth: Truth) -> Iterator[Violation]:
-    """A fork begins at a cut and ends before its parent: of the truth it has a part, and nothing
-    twice."""
+    """A fork begins at a cut and ends before its parent: it has a part of the expected rows, each
+    once."""
     holds = Holds(places)
     for target in targets:
         where = f"{name}/{target.output}"
@@ -68,7 +68,7 @@ def forked(name: str, targets: list[Target], places: Places, truth: Truth) -> It
 def _compared(
     output: str, rows: list[Row], holds: Holds, truth: Truth
 ) -> tuple[Counter[Any], Counter[Any]]:
-    """The most that an output of a fork may hold, and what it holds."""
+    """The most rows that an output of a fork may hold, and those that it holds."""
     query, _, name = output.partition("/")
     stream, _, region = name.partition("_")
     match stream:

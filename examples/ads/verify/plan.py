@@ -1,4 +1,4 @@
-"""Which fault strikes which job, and in which turn: a pure function of the seed."""
+"""Which fault strikes which job, in which order: a pure function of the seed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CASES = {
     "load": ("sqlite", "files"),
 }
 _JOBS = list(CASES)
-# All that strike a local run without servers. A task is made slow by a place in the built-in jobs.
+# Those of a local run without servers. Only the built-in jobs can have a slow task.
 KINDS = [
     kind
     for kind in fault_schedule.KINDS
@@ -28,7 +28,7 @@ _SERVICES_EVERY = 5  # of so many faults one strikes a service
 
 
 def faults(seed: int, count: int, kinds: Iterable[str], points: Iterable[str] = ()) -> list[Fault]:
-    """The jobs are struck in turn."""
+    """The faults strike the jobs in turn."""
     rng = random.Random(f"{seed}/ads")
     wanted = list(kinds)
     own = [kind for kind in wanted if kind in services.KINDS]
@@ -53,15 +53,15 @@ def _turn(planned: list[Fault], fault: Fault) -> tuple[int, int]:
 
 
 def _fitted(rng: random.Random, fault: Fault) -> Fault:
-    """As this application can have it."""
+    """The fault, changed so that it fits this application."""
     job = _JOBS[fault.case]
     if fault.kind == "fail-task":
-        if KEYED not in CASES[job]:  # its tasks have no points
+        if KEYED not in CASES[job]:  # its tasks have no fault points
             return replace(fault, kind="kill-worker", point="", file="")
         if not fault.point:
             return replace(fault, point=rng.choice(TASK), file=rng.choice(("raise", "kill")))
     if fault.file == "rewind" and job != "load":
-        # What others have read, and the budget service has charged, is not taken back.
+        # Another job has read these rows, or the budget service has charged them.
         point = "" if fault.point.startswith("drop.") else fault.point
         return replace(fault, file="skip", point=point)
     return fault

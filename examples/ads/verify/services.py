@@ -1,7 +1,7 @@
-"""The application's two services as processes that are broken, and kept up.
+"""The two services of the application as processes that are broken and started again.
 
-What is charged is looked at all the time: the sum of all charges is at every moment what the
-campaigns have spent, and no charge ever goes away.
+The charges are checked the whole time: at every moment their sum is what the campaigns have spent,
+and no charge ever goes away.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STRIKES = {
     "kill-orders": "attribution",
     "refuse-orders": "attribution",
 }
-_CAUGHT_WITHIN = 10.0  # seconds until it is found in a transaction
+_CAUGHT_WITHIN = 10.0  # seconds to find it in a transaction
 _PROBES = 100
 _CHARGES_WITHIN = 120.0
 _STOPS_WITHIN = 60.0
@@ -76,7 +76,7 @@ class Service:
             self._child = None
 
     def stop(self, within: float) -> int:
-        """SIGTERM: it ends its work in order. Its exit code."""
+        """SIGTERM: it finishes its work. Returns its exit code."""
         assert self._child is not None
         self._child.stop()
         deadline = time.monotonic() + within
@@ -88,7 +88,7 @@ class Service:
 
 
 class Services:
-    """Both of them, while it is entered."""
+    """Both services, running inside the block."""
 
     def __init__(self, places: Places, said: Path) -> None:
         (port,) = free_ports(1)
@@ -108,7 +108,7 @@ class Services:
             service.kill()
 
     def tend(self, *, may_end: bool) -> None:
-        """Start again what has ended. Unless it may, that is a violation."""
+        """Start a service that has ended. Without `may_end` its end is a violation."""
         for service in (self.budget, self.orders):
             code = service.exit_code
             if code is not None:
@@ -120,7 +120,7 @@ class Services:
             self._look()
 
     def charge_all(self, runner: CaseRunner) -> None:
-        """Wait until all that is committed is charged, and stop."""
+        """Wait until everything committed is charged, then stop the budget service."""
         heads = {
             f"counts/{region}": EmbeddedLog(self._places.log("counts", region)).view.next
             for region in REGIONS
@@ -176,10 +176,10 @@ class Services:
         runner.hit(outcome, f"process {pid}{', in a transaction' if inside else ''}")
         self.budget.start()
         if not runner.wait(lambda: self._charged > before, _CHARGES_WITHIN):
-            self._wrong("stuck", "nothing more is charged after the budget service was killed")
+            self._wrong("stuck", "nothing is charged after the kill of the budget service")
 
     def _killed_inside(self) -> bool:
-        """Who holds the database locked, twice in some milliseconds, is busy with a transaction."""
+        """Kill the budget service while it holds the lock of its database. Did that work?"""
         locked = 0
         with closing(sqlite3.connect(budget_file(self._places), timeout=0)) as db:
             for _ in range(_PROBES):
@@ -211,7 +211,7 @@ class Services:
 
 
 def _rows(places: Places, sql: str) -> list[tuple[int, ...]]:
-    """What budget.db holds; nothing if it can't be looked at now."""
+    """Rows of budget.db; none if it can't be read now."""
     path = budget_file(places)
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:

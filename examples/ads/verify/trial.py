@@ -1,14 +1,14 @@
-"""The whole application at once, under faults, and a verdict.
+"""The whole application under faults, and a verdict.
 
-1. start    both services, the generator's feed, the three jobs: each reads what the one before
-            it writes
-2. strike   fault after fault, now this job, now that one, now a service. While one is struck the
-            others go on; what falls with it is started again. Each fault must be survived: a new
-            epoch of every query of the job
-3. drain    the stream ends; one job after the other uses up its input and is stopped
-4. judge    every output against the truth of the generator, charges against committed clicks;
-            and all that `onceflow verify` looks for: torn epochs, what a reader saw that went
-            away, what is left behind
+1. start    both services, the generator's feed, and the three jobs; each reads the logs that the
+            one before it writes
+2. strike   one fault after the other, at a job or a service. The others continue meanwhile, and
+            one that fails with the struck job is started again. After each fault every query of the
+            job must decide a new epoch
+3. drain    the stream ends; one job after the other reads the rest of its input and stops
+4. judge    every output against the expected result of the generator, charges against committed
+            clicks; and the checks of `onceflow verify`: torn epochs, rows that went away, files
+            and processes that remain
 """
 
 from __future__ import annotations
@@ -40,10 +40,14 @@ from onceflow.protocol.home import now
 
 Event = dict[str, Any]
 
-_DAMAGED = 7  # the exit code of a driver that found a file damaged
-_SPREADS = ("full-disk", "truncate", "flip")  # what strikes one may strike those who read it
-_FORGIVEN_FOR = 15.0  # seconds after that, in which it is noticed
-_MOST_ENDS = 6  # of lives in a row that came to no epoch
+_DAMAGED = 7  # the exit code of a driver that found a damaged file
+_SPREADS = (
+    "full-disk",
+    "truncate",
+    "flip",
+)  # faults that may also strike the jobs that read the struck one
+_FORGIVEN_FOR = 15.0  # seconds after such a fault in which other jobs may fail too
+_MOST_ENDS = 6  # lives in a row that decided no epoch
 _ORPHANS_WITHIN = 60.0
 # Three Sparks at once start their Python workers slowly on a busy machine.
 _PATIENT = {"spark.python.authenticate.socketTimeout": "60s"}
@@ -51,22 +55,22 @@ _PATIENT = {"spark.python.authenticate.socketTimeout": "60s"}
 
 @dataclass(frozen=True)
 class Settings:
-    """What was asked for."""
+    """The options of a run."""
 
     folder: Path
     seed: int
     faults: int
     kinds: tuple[str, ...] = ()  # all, if none is named
     points: tuple[str, ...] = ()
-    command: str = ""  # that replays it
+    command: str = ""  # that repeats the schedule
 
 
 class _OverError(Exception):
-    """A job does not go on, which is noted: the trial ends here."""
+    """A job makes no progress. The violation is noted, and the trial ends."""
 
 
 class Trial:
-    """One run. What happens is told to `tell`, an event at a time."""
+    """One run. It calls `tell` with each event."""
 
     def __init__(self, settings: Settings, tell: Callable[[Event], None]) -> None:
         self.settings, self._show = settings, tell
@@ -75,10 +79,12 @@ class Trial:
         self.result.kinds = services.KINDS
         self.places = Places(settings.folder / "ads")
         self._lines = Lines(settings.seed)
-        self._stage: list[CaseRunner] = []  # the jobs that go on
-        self._ends: dict[str, tuple[Any, int]] = {}  # job -> its epochs, and lives that ended there
+        self._stage: list[CaseRunner] = []  # the jobs that run
+        self._ends: dict[
+            str, tuple[Any, int]
+        ] = {}  # job -> its epochs, and how many lives ended there
         self._striking = ""  # the kind of the fault that strikes now
-        self._spread = float("-inf")  # when one last did that strikes others, too
+        self._spread = float("-inf")  # when such a fault last struck
         self._tending = False
 
     def run(self) -> Result:
@@ -124,7 +130,7 @@ class Trial:
             self._judge(results)
         except (KeyboardInterrupt, SetupError, JobError):
             raise
-        except Exception as error:  # a check that crashed has not passed
+        except Exception as error:  # a check that failed gives no verdict
             results[0].unknown = f"{type(error).__name__}: {error}"
         finally:
             for runner in self._stage:
@@ -185,7 +191,7 @@ class Trial:
             return
         self._striking = fault.kind
         with ExitStack() as stack:
-            if fault.kind == "full-disk":  # nobody can read SQLite without any space
+            if fault.kind == "full-disk":  # nobody can read SQLite on a full disk
                 for other in self._stage:
                     if other is not runner:
                         stack.enter_context(other.observer.looking_away())
@@ -197,7 +203,7 @@ class Trial:
     # -------------------------------------------------------------- meanwhile
 
     def _tender(self, number: int) -> Callable[[], None]:
-        """What is done a few times a second while a runner waits for something."""
+        """A function that is called a few times a second while a runner waits."""
 
         def tend() -> None:
             runner = self._runners[number]
@@ -223,7 +229,7 @@ class Trial:
             self._services.tend(may_end=self._has_spread())
 
     def _tend(self, runner: CaseRunner) -> None:
-        """One that nobody waits for now."""
+        """Keep a runner going that nobody waits for."""
         life, before = runner.life, runner.observer.progress()
         with _stuck(runner):
             if life is not None and life.over:
@@ -231,9 +237,9 @@ class Trial:
                 seen, ends = self._ends.get(runner.case.name, (before, 0))
                 self._ends[runner.case.name] = before, ends + 1 if seen == before else 1
                 if seen == before and ends > _MOST_ENDS:
-                    raise StuckJob(f"{ends} starts came to no epoch: {runner.complaint()}")
+                    raise StuckJob(f"{ends} starts decided no epoch: {runner.complaint()}")
                 if life.code == _DAMAGED and self._has_spread():
-                    runner.life = None  # it has found what was damaged, and that was put back
+                    runner.life = None  # it has found the damaged file, which was put back
             runner.keep_running()
 
     def _has_spread(self) -> bool:
@@ -245,7 +251,7 @@ class Trial:
         drained = all(runner.drained for runner in self._runners)
         if drained:
             self._wait_for_orphans()
-        self._tell("truth", says="every output beside the truth of the generator")
+        self._tell("truth", says="every output, compared with the expected result")
         for runner, result in zip(self._runners, results, strict=False):
             result.violations += runner.violations
             result.violations += check(
@@ -257,14 +263,14 @@ class Trial:
         results[-1].violations += self._services.violations
         for result in results:
             found = judge(result.job, self.places, self._lines.truth)
-            # What did not come to its end has not lost what is still to come.
+            # A job that did not read everything has not lost the rest.
             result.violations += [v for v in found if drained or v.kind != "lost"]
 
     def _wait_for_orphans(self) -> None:
         runner = self._runners[-1]
         if not runner.wait(lambda: not self._drivers.left(), _ORPHANS_WITHIN):
             pids = ", ".join(map(str, self._drivers.left()))
-            said = f"processes {pids} go on after their driver"
+            said = f"processes {pids} continue after their driver"
             runner.violations.append(Violation("left", "drivers", said))
 
     def _note(self, results: list[CaseResult]) -> None:
@@ -320,7 +326,7 @@ def _read(runner: CaseRunner) -> int:
 
 @contextmanager
 def _stuck(runner: CaseRunner) -> Iterator[None]:
-    """A job that does not go on ends the trial, and is named."""
+    """A stuck job is a violation and ends the trial."""
     try:
         yield
     except StuckJob as stuck:
