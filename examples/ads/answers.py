@@ -1,9 +1,9 @@
-"""The order service's answers, staged: the first answer for an order is the one, for ever.
+"""The staged answers of the order service: the first answer for an order stays.
 
-1. look     into the store: what is there was asked before, by this attempt or another one
+1. look     into the store for answers that this attempt or another one got before
 2. ask      the service for the rest
 3. put      each answer if there is none yet
-4. read     all of them from the store; that is what counts, also if another attempt was quicker
+4. read     all of them from the store; these count, even if another attempt was quicker
 
 So a replay of an epoch, and two attempts at once, get the same answers. The service may be asked
 more than once for an order (when a process dies before step 3), but nobody has used that answer.
@@ -45,8 +45,8 @@ class Answer:
 class Answers:
     """The staged answers at `place`: a path is an sqlite file, text is a DSN of PostgreSQL.
 
-    It holds no connection, so it can go to any process. A service that does not answer within
-    `patience` seconds raises `ServerSilent`, which the job survives.
+    It holds no connection, so it can be sent to any process. If the service does not answer within
+    `patience` seconds it raises `ServerSilent`, after which the job is tried again.
     """
 
     place: Path | str = field(repr=False)
@@ -95,7 +95,7 @@ class Answers:
 
 
 def _told(said: bytes, orders: list[str], url: str) -> list[tuple[str, Answer]]:
-    """What the service said of each order."""
+    """The answers of the service, by order."""
     try:
         answers = json.loads(said)
         return [

@@ -52,7 +52,7 @@ _CAMPAIGNS = (
 
 @dataclass(frozen=True)
 class Campaign:
-    """What was charged to a campaign so far."""
+    """A campaign with its charges so far."""
 
     campaign: str
     clicks: int
@@ -82,7 +82,7 @@ class Budget:
         self._refuse_others(budget_file(places))
 
     def step(self) -> int:
-        """Charge what was committed since; how many panes that were."""
+        """Charge the panes that were committed since. Returns how many."""
         with transaction(self._db):
             panes, reached = self._panes.read(self._progress())
             for pane in panes:
@@ -95,13 +95,13 @@ class Budget:
         return len(panes)
 
     def run(self, stop: threading.Event, *, every: float = 0.2) -> None:
-        """Until `stop` is set."""
+        """Charge until `stop` is set."""
         while not stop.is_set():
             if self.step() == 0:
                 stop.wait(every)
 
     def catch_up(self) -> None:
-        """Charge all that is committed by now."""
+        """Charge everything that is committed by now."""
         while self.step() or not self._panes.at_end():
             pass
 
@@ -132,7 +132,7 @@ class Budget:
             "INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
             (pane["record_id"], pane["region"], ad.name, ad.campaign, clicks, micros),
         ).rowcount
-        if not new:  # it was charged before
+        if not new:  # charged before
             self._refuse_changed(pane["record_id"], ad.name, clicks)
             return
         self._db.execute(
@@ -164,13 +164,13 @@ def budget_file(places: Places) -> Path:
 
 
 def paused_ads(places: Places) -> set[str]:
-    """The ads that are not shown any more, because their campaign's budget is spent."""
+    """The ads that are no longer shown, because the budget of their campaign is spent."""
     spent = {each.campaign for each in campaigns(places) if each.paused}
     return {ad.name for ad in ADS.values() if ad.campaign in spent}
 
 
 def campaigns(places: Places) -> list[Campaign]:
-    """What is charged by now, for anybody to look at; nothing before the service has begun."""
+    """The campaigns with their charges; none before the service has begun."""
     return [Campaign(**row) for row in rows(budget_file(places), _CAMPAIGNS)]
 
 
@@ -179,13 +179,13 @@ def campaigns(places: Places) -> list[Campaign]:
 
 class Panes(Protocol):
     def read(self, start: Positions) -> tuple[list[Pane], Positions]:
-        """Some of the panes that are committed behind `start`, and where they end."""
+        """Some of the panes that are committed after `start`, and where they end."""
 
     def ids(self) -> dict[str, str]:
-        """Place -> what tells the log or topic there from another one in its place."""
+        """Place -> the identity of the log or topic there."""
 
     def at_end(self) -> bool:
-        """Was nothing committed behind what was read last, then?"""
+        """Was everything read that was committed then?"""
 
     def close(self) -> None: ...
 
@@ -221,10 +221,10 @@ class CountLogs:
         return {name: log.refresh().facts.id for name, log in found}
 
     def at_end(self) -> bool:
-        return True  # what is there is read at once
+        return True  # available panes are read at once
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
 
 class CountTopics:
@@ -253,7 +253,7 @@ class CountTopics:
     def read(self, start: Positions) -> tuple[list[Pane], Positions]:
         if start != self._assigned:  # at the beginning, or another service has charged
             self._assign(start)
-        self._assigned = None  # if this fails, what it has read is read again
+        self._assigned = None  # if this fails, the same panes are read again
         panes: list[Pane] = []
         reached = dict(start)
         for message in self._messages():
@@ -280,7 +280,7 @@ class CountTopics:
         )
 
     def _messages(self) -> Iterable[Any]:
-        """And, once each time, that a partition has no more."""
+        """And, once for each time, that a partition has been read to its end."""
         from confluent_kafka import KafkaError, KafkaException
 
         try:

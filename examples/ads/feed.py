@@ -124,7 +124,7 @@ class Feed:
         if same != (stream.seed, stream.per_minute, stream.clean):
             raise JobError(
                 f"{places.folder} has another stream: seed {same[0]}, {same[1]} events a minute",
-                hint="give the same options to go on with it, or name a new folder",
+                hint="give the same options to continue it, or name a new folder",
             )
         self._generator = self.stream.generator()
         self._unsent = False

@@ -1,6 +1,6 @@
-"""The application's input: impressions, clicks and orders, with all that goes wrong on the way.
+"""The input of the application: impressions, clicks and orders, with errors and repetitions.
 
-All of it follows from a seed: no clock, no file. The same seed gives the same lines, for ever.
+All of it follows from a seed, without a clock or a file. The same seed always gives the same lines.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _BEGIN = (BEGIN - _EPOCH) // _MICROSECOND
 
 
 class Event(NamedTuple):
-    """Something that happened. It counts once, however often it is received."""
+    """An event. It counts once, even if it is received again."""
 
     id: str
     kind: str
@@ -61,7 +61,7 @@ class Event(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line as it is received. It brings an event, or is rejected for a reason."""
+    """A line as it is received: an event, or a line that is rejected for a reason."""
 
     value: str
     received: datetime
@@ -100,8 +100,8 @@ _Pending = tuple[int, str, Line]  # when it is received, where
 class Generator:
     """The lines of both regions, second by second of ad time, without end.
 
-    `per_minute` are the events in a minute of ad time, over both regions; what is received again
-    and bursts come on top. `clean` leaves out all that goes wrong. Its memory does not grow.
+    `per_minute` are the events in a minute of ad time, over both regions; repetitions
+    and bursts come on top. `clean` leaves out all errors. Its memory does not grow.
     """
 
     def __init__(self, seed: int, *, per_minute: int = 2_000, clean: bool = False) -> None:
@@ -119,7 +119,7 @@ class Generator:
 
     def chunk(self) -> dict[str, list[Line]]:
         """What is received in the next second, by region, in the order of receipt. The first chunk
-        is a history of eight days, as sparse as can be."""
+        is a history of eight days, as sparse as possible."""
         self.chunks += 1
         if self.chunks == 1:
             return self._history()
@@ -135,8 +135,8 @@ class Generator:
         return _by_region(lines)
 
     def closing(self) -> dict[str, list[Line]]:
-        """An impression for each user an hour later: after it nothing is open any more. The stream
-        can go on after it; what was to be received again before is not."""
+        """An impression for each user an hour later: it closes everything that is open. The stream
+        can continue after it, without the repetitions that were due before."""
         self._later.clear()
         self._second += 3600
         received = self._second * _SECOND
@@ -173,7 +173,7 @@ class Generator:
         return ("impression", *pair)
 
     def _ordering(self) -> tuple[_Person, _Place]:
-        """Mostly somebody who clicked, or has seen an ad; or clicked long ago; or anybody."""
+        """Mostly a user who clicked, or has seen an ad; or who clicked long ago; or any user."""
         chance = self._random.random
         why = chance()
         for share, pairs in ((0.5, self._clicked), (0.75, self._seen), (0.85, self._long_ago)):
@@ -191,7 +191,7 @@ class Generator:
     # ---------------------------------------------------------------- how it is received
 
     def _receive(self, lines: list[_Pending], received: int) -> None:
-        """One event at that time, and what goes wrong with it."""
+        """One event at that time, with its errors and repetitions."""
         kind, person, place = self._happening()
         chance = self._random.random
         if self.clean:
@@ -230,7 +230,7 @@ class Generator:
         return received, person.region, line
 
     def _again(self, lines: list[_Pending], first: _Pending) -> None:
-        """The same line once more: in the same second, or later; also when it is too old."""
+        """The same line again: in the same second or later, even when it is too old."""
         received, region, line = first
         if line.event is None:
             return
@@ -268,7 +268,7 @@ class Generator:
         """Two ads of one restaurant are never clicked in the same microsecond, so that there is
         always a last one."""
         at += place.nth - at % 2
-        received -= received % _MS  # Kafka keeps no more
+        received -= received % _MS  # Kafka keeps milliseconds
         number = self._made = self._made + 1
         # An odd factor and a mask: scattered, and never the same twice.
         h = f"{(number * 0x9E3779B97F4A7C15F39CC0605CEDC9 ^ self._mask) & (1 << 120) - 1:030x}"

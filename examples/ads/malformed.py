@@ -1,4 +1,4 @@
-"""What goes wrong with a line of the generator, and why it is rejected then."""
+"""Damaged lines of the generator, and the reason for which each is rejected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ADS = ("ad-99", "", "AD-01", "ad-01 ", _STRANGE, _LONG)
 
 
 def broken(chance: Random, value: str) -> tuple[str, str]:
-    """A line that is rejected, made from one that is right; and the reason."""
+    """A rejected line, made from a good one, and the reason."""
     return chance.choice(_BREAKS)(chance, value)
 
 

@@ -1,4 +1,4 @@
-"""The order service: what an order was worth and who brought it, over HTTP.
+"""The order service: the value of an order and its courier, over HTTP.
 
     GET  /orders/<id>     {"value_cents": 2340, "courier": "courier-17", "answer_id": "…"}
     POST /orders          a JSON list of ids; answers {"<id>": {…}, …}
@@ -125,7 +125,7 @@ def _handler(service: OrderService) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """It says nothing of its own."""
+            """No log of requests."""
 
     return Handler
 

@@ -82,38 +82,46 @@ class Verification:
         kinds = self._possible(self.settings.kinds)
         try:
             with self._served() as servers, self._started() as drivers:
-                plots = list(self._plots(drivers, servers))
-                self._run([plot for plot in plots if self._fits(plot, kinds)], kinds, drivers)
+                planned_cases = list(self._planned_cases(drivers, servers))
+                self._run(
+                    [planned for planned in planned_cases if self._fits(planned, kinds)],
+                    kinds,
+                    drivers,
+                )
         except KeyboardInterrupt:
             self.result.interrupted = True
         self.result.seconds = self._seconds()
         self._tell("verdict", **self.result.as_json())
         return self.result
 
-    def _run(self, plots: list[PlannedCase], kinds: list[str], drivers: Drivers) -> None:
+    def _run(self, planned_cases: list[PlannedCase], kinds: list[str], drivers: Drivers) -> None:
         faults = fault_schedule.plan(
-            self.settings.seed, [_sinks(plot) for plot in plots], count=self.settings.faults,
+            self.settings.seed, [_sinks(planned) for planned in planned_cases], count=self.settings.faults,
             kinds=kinds, at=self.settings.points,
         )  # fmt: skip
-        names = [f"{plot.case.name} to {plot.case.sinks}" for plot in plots]
+        cases = [planned.case for planned in planned_cases]
+        names = [f"{case.name} to {case.sinks}" for case in cases]
         self._write_down(names, faults)
         part, parts = self.settings.part
         faults = [fault for fault in faults if fault.case % parts == part - 1]
-        played = range(part - 1, len(plots), parts)
-        self._planned, self._cases = len(faults), len(played)
+        chosen = range(part - 1, len(planned_cases), parts)
+        self._planned, self._cases = len(faults), len(chosen)
         self._tell("begin", folder=str(self.settings.folder), faults=len(faults),
-                   cases=[names[number] for number in played],
+                   cases=[names[number] for number in chosen],
                    seed=self.settings.seed, left_out=self.result.left_out)  # fmt: skip
-        for number in played:
-            plot, mine = plots[number], [fault for fault in faults if fault.case == number]
+        for number in chosen:
+            planned, mine = (
+                planned_cases[number],
+                [fault for fault in faults if fault.case == number],
+            )
             with contextlib.ExitStack() as stack:
                 if any(fault.kind == "full-disk" for fault in mine):
-                    stack.enter_context(disk_of(plot.case.folder, len(mine)))
-                if plot.case.servers is not None:
+                    stack.enter_context(disk_of(planned.case.folder, len(mine)))
+                if planned.case.servers is not None:
                     lost = {fault.file for fault in mine if fault.kind == "lost-answer"}
-                    stack.enter_context(plot.case.servers.behind_proxies(lost))
-                    plot.case.environment.update(plot.case.servers.environment())
-                self._run_case(plot, mine, drivers)
+                    stack.enter_context(planned.case.servers.behind_proxies(lost))
+                    planned.case.environment.update(planned.case.servers.environment())
+                self._run_case(planned, mine, drivers)
         self.result.spark = drivers.spark
 
     # -------------------------------------------------------------- before
@@ -154,10 +162,10 @@ class Verification:
         """The kinds of servers that the cases need."""
         return {kind for job, sinks in self.settings.cases for kind in JOBS[job].servers(sinks)}
 
-    def _fits(self, plot: PlannedCase, kinds: list[str]) -> bool:
-        fits = any(fault_schedule.fits(kind, _sinks(plot)) for kind in kinds)
+    def _fits(self, planned: PlannedCase, kinds: list[str]) -> bool:
+        fits = any(fault_schedule.fits(kind, _sinks(planned)) for kind in kinds)
         if not fits:
-            name = f"{plot.case.name} to {plot.case.sinks}"
+            name = f"{planned.case.name} to {planned.case.sinks}"
             self.result.left_out.append(f"{name}: none of these faults fits it")
         return fits
 
@@ -197,7 +205,7 @@ class Verification:
 
     # -------------------------------------------------------------- one case
 
-    def _plots(self, drivers: Drivers, servers: Servers | None) -> Iterator[PlannedCase]:
+    def _planned_cases(self, drivers: Drivers, servers: Servers | None) -> Iterator[PlannedCase]:
         if self.settings.job is not None:
             yield self._own(self.settings.job, drivers)
         for number, (name, sinks) in enumerate(self.settings.cases):
@@ -240,8 +248,8 @@ class Verification:
 
         return PlannedCase(case, expected, job.in_order)
 
-    def _run_case(self, plot: PlannedCase, faults: list[Fault], drivers: Drivers) -> None:
-        case = plot.case
+    def _run_case(self, planned: PlannedCase, faults: list[Fault], drivers: Drivers) -> None:
+        case = planned.case
         result = CaseResult(case.name, case.sinks, began=self._seconds())
         self.result.cases.append(result)
         self._tell("case", job=case.name, sinks=case.sinks, faults=len(faults))
@@ -261,11 +269,11 @@ class Verification:
                 self._wait_for_orphans(runner, drivers)
             assert runner.feed is not None
             result.violations = [*runner.violations]
-            self._tell("truth", says=plot.says)
-            expected = plot.expected(runner)
+            self._tell("truth", says=planned.says)
+            expected = planned.expected(runner)
             wrong = check(
                 case.name, case.folder / "home", runner.observer, expected,
-                in_order=plot.in_order, stopped=runner.drained, guarantees=runner.guarantees,
+                in_order=planned.in_order, stopped=runner.drained, guarantees=runner.guarantees,
             )  # fmt: skip
             for name, targets in runner.forks.items():
                 wrong += forked(name, targets, expected)
@@ -309,9 +317,9 @@ class Verification:
         self._show({"event": event, "at_s": round(self._seconds(), 1), **fields})
 
 
-def _sinks(plot: PlannedCase) -> tuple[str, ...]:
-    kinds = tuple(target.kind for target in plot.case.targets)
-    return (*kinds, fault_schedule.KEYED) if plot.case.keyed else kinds
+def _sinks(planned: PlannedCase) -> tuple[str, ...]:
+    kinds = tuple(target.kind for target in planned.case.targets)
+    return (*kinds, fault_schedule.KEYED) if planned.case.keyed else kinds
 
 
 def connector_settings() -> dict[str, str]:
