@@ -96,8 +96,8 @@ class Verification:
 
     def _run(self, planned_cases: list[PlannedCase], kinds: list[str], drivers: Drivers) -> None:
         faults = fault_schedule.plan(
-            self.settings.seed, [_sinks(planned) for planned in planned_cases], count=self.settings.faults,
-            kinds=kinds, at=self.settings.points,
+            self.settings.seed, [_sinks(planned) for planned in planned_cases], kinds=kinds,
+            count=self.settings.faults, at=self.settings.points,
         )  # fmt: skip
         cases = [planned.case for planned in planned_cases]
         names = [f"{case.name} to {case.sinks}" for case in cases]
