@@ -36,7 +36,7 @@ from typing import Any
 
 
 class OnceflowError(Exception):
-    """Root of all errors. `hint` names the fix; `exit_code` is what a command returns."""
+    """Root of all errors. `hint` names the fix; a command returns `exit_code`."""
 
     exit_code = 1
     retryable = False
@@ -51,7 +51,7 @@ class OnceflowError(Exception):
         return f"{self.message}\n  fix: {self.hint}" if self.hint else self.message
 
     def as_json(self) -> dict[str, Any]:
-        """As commands with `--json` and the HTTP API tell it."""
+        """As commands with `--json` and the HTTP API write it."""
         return {
             "event": "error", "kind": type(self).__name__, "message": self.message,
             "hint": self.hint, "exit_code": self.exit_code, "retryable": self.retryable,

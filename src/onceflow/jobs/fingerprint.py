@@ -1,4 +1,4 @@
-"""A fingerprint of what the author of a job wrote: a snapshot says which code made it."""
+"""A fingerprint of a job's code, so that a snapshot records which code made it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from onceflow.jobs.job import import_root
 
 
 def fingerprint(function: Callable[..., Any]) -> str | None:
-    """SHA-256 of the file that has the function and of the files beside it, or in its package, that
-    it imports, also through others; in a notebook, of the function alone. None if there is no
+    """SHA-256 of the file that has the function, and of the files beside it or in its package that
+    it imports directly or through others. In a notebook, of the function alone. None if there is no
     source.
 
-    Neither what is installed nor what is read at run time is in it, nor where the files lie.
+    It leaves out installed packages, files that are read at run time, and where the files are.
     """
     found: dict[str, bytes] = {}
     try:
@@ -38,7 +38,9 @@ def _collect(file: Path, found: dict[str, bytes]) -> None:
     root, left = import_root(file), [file]
     while left:
         path = left.pop()
-        name = str(path.relative_to(root)) if path != file else ""  # a renamed job file is the same
+        name = (
+            str(path.relative_to(root)) if path != file else ""
+        )  # renaming the job file changes nothing
         if name in found:
             continue
         found[name] = path.read_bytes()
@@ -60,7 +62,7 @@ def _imports(source: bytes) -> Iterator[str]:
 
 
 def _places(root: Path, module: str) -> Iterator[Path]:
-    """The files of a module in that folder, and of the packages that it is in."""
+    """The files of a module in that folder, and of the packages that contain it."""
     parts = module.split(".")
     for depth in range(1, len(parts) + 1):
         place = root.joinpath(*parts[:depth])

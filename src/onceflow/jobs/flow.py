@@ -1,4 +1,4 @@
-"""The flow: what a job function declares its sources and outputs on."""
+"""The flow: the object on which a job function declares its sources and outputs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Flow:
         self._fork = None if folder is None else folder.fork()
 
     def read(self, name: str, source: Source | DataFrame) -> DataFrame:
-        """A plain streaming DataFrame over `source`. Names of sources are kept in the checkpoint.
+        """A plain streaming DataFrame over `source`. The checkpoint identifies sources by name.
 
         `source` may be a streaming DataFrame of your own (`spark.readStream.name(…)…`). A query
         that uses a source twice (a self-join) reads it twice, under two names.
@@ -81,14 +81,14 @@ class Flow:
         tasks: int | None = None,
         initial: str | os.PathLike[str] | None = None,
     ) -> Keyed:
-        """The rows of `df` by key, through a process that keeps state for each key.
+        """Send the rows of `df` by key through a process that keeps state for each key.
 
-        What it returns can be written, changed by DataFrame code (`.then(lambda df: …)`) and given
-        to another `flow.keyed`. `name` is the name of the state, for its life; that of the process
-        if none is given. `watermark`: how far behind the latest `event_time` of its partition a row
-        may come; later ones go to `late`, or are only counted. `order`: the columns that say which
-        partition a row is of and, last, its offset there; those of `Log` and `Kafka` are found.
-        `idle`: a partition that has been silent for so long holds the watermark back no more.
+        The result can be written, changed by DataFrame code (`.then(lambda df: …)`) and given to
+        another `flow.keyed`. `name` is the name of the state for its life, by default that of the
+        process. `watermark`: how far behind the latest `event_time` of its partition a row may
+        arrive; later ones go to `late`, or are only counted. `order`: the columns with the
+        partition of a row and, last, its offset there; those of `Log` and `Kafka` are found.
+        `idle`: a partition that has been silent for this long no longer holds the watermark back.
         `null_keys`: "keep" (null is a key) or "refuse". `groups`: key groups, for the life of the
         state. `tasks`: in how many tasks it runs; may change at any start. `initial`: a folder of
         Parquet files, a row for each key, that is the state before the first epoch of the step.
@@ -143,7 +143,7 @@ class Flow:
         self.queries[name] = declared
 
     def _moved(self, query: str, outputs: Mapping[str, Sink]) -> dict[str, Sink]:
-        """A fork never writes where its parent does."""
+        """The outputs of a fork, which never writes where its parent does."""
         assert self._fork is not None
         places = self._fork["outputs"]
         for output in outputs:
@@ -156,7 +156,7 @@ class Flow:
         return {output: sink.moved(places[f"{query}/{output}"]) for output, sink in outputs.items()}
 
     def _refuse_loop(self, declared: QuerySpec) -> None:
-        """An output inside a folder that the job reads would become its own input."""
+        """Refuse an output inside a folder that the job reads: it would become its own input."""
         for source_name, source in self.sources.items():
             folder = getattr(source, "path", None)
             for _, path, _ in targets(declared):
@@ -279,7 +279,7 @@ def _guarantees(
 
 
 def targets(declared: QuerySpec) -> list[tuple[str, ...]]:
-    """What makes a target the same: its kind, its place and its table."""
+    """Identifies each target by its kind, its place and its table."""
     found = []
     for sink in declared.outputs.values():
         target = sink.describe()
@@ -295,6 +295,6 @@ def _streaming(df: Any, what: str) -> DataFrame:
     if not getattr(df, "isStreaming", False):
         raise JobError(
             f"{what} is not a streaming DataFrame",
-            hint="begin with flow.read(…) or spark.readStream.name(…)",
+            hint="start from flow.read(…) or spark.readStream.name(…)",
         )
     return df  # type: ignore[no-any-return]

@@ -18,7 +18,7 @@ from onceflow.store.names import check_name
 if TYPE_CHECKING:
     from onceflow.jobs.flow import Flow
 
-# The row of a number; all that is random in it comes from the generator, which is seeded by it.
+# Makes the row of a number. What is random in it comes from the generator, seeded by the number.
 Workload = Callable[[int, random.Random], Mapping[str, Any]]
 
 
@@ -47,11 +47,11 @@ def job(
 ) -> Callable[[Callable[[Flow], None]], Job]:
     """Make a job of a function that declares it on a `Flow`.
 
-    `every`: how often an epoch begins, if there is something to do. `keep_epochs`: how many
-    epochs can be looked at, and gone back to, later. `workload`: what `onceflow verify` feeds its
-    log with, a function from (number, random.Random) to a row; of several sources each its own.
-    `digests`: a digest of the rows of each epoch is taken, by which a restore that skips epochs
-    compares them; without, it compares their number.
+    `every`: how often an epoch begins, if there is something to do. `keep_epochs`: how many past
+    epochs can be shown and restored. `workload`: a function from (number, random.Random) to a row
+    that `onceflow verify` feeds the job's log with; a mapping if there are several sources.
+    `digests`: take a digest of the rows of each epoch. A restore that skips epochs compares the
+    digests; without them it compares the number of rows.
     """
     check_name("job", name)
     milliseconds(every)
@@ -90,7 +90,7 @@ def load(spec: str) -> Job:
 
 
 def import_root(file: Path) -> Path:
-    """The folder that its imports begin in: its own, or the one above its outermost package."""
+    """The folder in which a file's imports begin: its own, or the one above its outer package."""
     folder = file.absolute().parent
     while (folder / "__init__.py").is_file():
         folder = folder.parent
@@ -129,7 +129,7 @@ def _jobs_of(file: Path) -> list[Job]:
 
 
 def _import_package(name: str, file: Path) -> None:
-    """The package that a job file is in, not another one of that name."""
+    """Import the package of a job file. `JobError` if another package has its name."""
     places = [Path(place).resolve() for place in importlib.import_module(name).__path__]
     if file.resolve().parent not in places:
         raise JobError(
@@ -139,7 +139,7 @@ def _import_package(name: str, file: Path) -> None:
 
 
 def where(error: BaseException, file: Path) -> str:
-    """The last line of the user's own file in the traceback."""
+    """The job file, with the last of its lines in the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     mine = [f for f in frames if Path(f.filename).absolute() == file.absolute()]
     return f"{file}, line {mine[-1].lineno}" if mine else str(file)

@@ -1,8 +1,8 @@
-"""Run an epoch of a job again, on a fork that nobody sees, and compare its rows with the old ones.
+"""Run an epoch of a job again, on a temporary fork, and compare its rows with those it had.
 
-The same: the query is deterministic, as far as this epoch tells, and `--published skip` would pass
-it. Not the same: it is run once more; columns in which the two runs differ are not deterministic,
-and if there are none, code or input have changed since the epoch was decided.
+If they are the same, the query is deterministic as far as this epoch shows, and `--published skip`
+accepts it. If they are not, the epoch runs once more: columns in which the two runs differ are not
+deterministic, and if there are none, code or input have changed since the epoch was decided.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _COMPARED = 1_000_000  # rows; more are not compared column by column
 
 
 @dataclass(frozen=True)
-class Again:
-    """What became of an epoch that was run again."""
+class RerunResult:
+    """The result of an epoch that ran again."""
 
     rows: int
     digest: int | None
@@ -46,8 +46,8 @@ class Again:
 
 
 @dataclass(frozen=True)
-class _Begins:
-    """What an epoch begins with."""
+class _RerunInput:
+    """What an epoch needs to run."""
 
     job: Job
     folder: JobFolder
@@ -56,8 +56,8 @@ class _Begins:
     decision: Decision
 
 
-class _Kept(Sink):
-    """Keeps the rows of one epoch in a folder. Its ledger is gone with the process."""
+class _KeepingSink(Sink):
+    """Keeps the rows of one epoch in a folder, and its ledger in memory."""
 
     modes = ("append", "update", "complete")
 
@@ -90,7 +90,7 @@ def rerun(
     cut = _before(folder, decided_in, epoch)
     home = tempfile.TemporaryDirectory(prefix=".rerun-", dir=folder.home)
     with home as place, no_state_snapshots(spark):
-        begins = _Begins(job, folder, decided_in, cut, decision)
+        begins = _RerunInput(job, folder, decided_in, cut, decision)
         once = _run(begins, Path(place, "1"), spark)
         same = decision.rows == once.rows and (
             decision.digest is None or decision.digest == once.digest
@@ -107,7 +107,7 @@ def rerun(
 
 
 def _before(folder: JobFolder, query: Query, epoch: int) -> Cut:
-    """The cut that the epoch followed."""
+    """The cut that the epoch follows."""
     if epoch == 0:
         return Cut([], {}, {})
     place, known = where_decided(folder, query, epoch - 1)
@@ -118,7 +118,7 @@ def _before(folder: JobFolder, query: Query, epoch: int) -> Cut:
     return cut
 
 
-def _run(begins: _Begins, place: Path, spark: SparkSession) -> Again:
+def _run(begins: _RerunInput, place: Path, spark: SparkSession) -> RerunResult:
     folder, query, cut, decision = begins.folder, begins.query, begins.cut, begins.decision
     lineage, nonce = str(uuid.uuid4()), cut.decisions[-1].nonce if cut.decisions else ""
     origin = Origin(
@@ -138,7 +138,7 @@ def _run(begins: _Begins, place: Path, spark: SparkSession) -> Again:
     rows = place / "rows"
     declared = flow.queries[query.name]
     bad = declared.on_bad if declared.bad_only else None  # the rows stay where they were
-    outputs = {name: _Kept(rows / name) for name in declared.outputs if name != bad}
+    outputs = {name: _KeepingSink(rows / name) for name in declared.outputs if name != bad}
     try:
         last = run_again(
             made,
@@ -157,11 +157,11 @@ def _run(begins: _Begins, place: Path, spark: SparkSession) -> Again:
             f"{changed.message}",
             hint="bring back the files that it read",
         ) from changed
-    return Again(last.rows, last.digest, rows)
+    return RerunResult(last.rows, last.digest, rows)
 
 
 def _differ(first: Path, second: Path) -> list[str]:
-    """Columns that do not have the same values, in any order."""
+    """Columns whose values differ, whatever their order."""
     one, two = _values(first), _values(second)
     return sorted(name for name in {*one, *two} if one.get(name) != two.get(name))
 

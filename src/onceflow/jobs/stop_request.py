@@ -1,14 +1,14 @@
-"""Ask a driver to stop at an epoch's end, from wherever the home of its job is seen.
+"""Ask a driver to stop at an epoch's end, from any machine that sees the home of its job.
 
-<home>/<job>/stop/<lock>.json         somebody asks the driver that holds this lock to stop
-<home>/<job>/stop/<lock>.done.json    what that driver says when it has
+<home>/<job>/stop/<lock>.json         asks the driver that holds this lock to stop
+<home>/<job>/stop/<lock>.done.json    that driver's answer
 
-A request names the lock of one start, which no other start has, so that it never stops a later
-one. The driver looks for it now and then, stops as by `Handle.stop`, answers, removes the request,
-and only then gives its lease back. What is left of older starts is removed by the next one.
+A request names the lock of one start, which no other start has, so it never stops a later one. The
+driver looks for it twice a second, stops as by `Handle.stop`, answers, removes the request, and
+only then gives its lease back. The next start removes what older starts left.
 
-A run that waits to start its driver again (a server is away) has no driver. It holds a lock of its
-own for that time, `stop/<lock>`, and is asked by it in the same way.
+A run that waits to start its driver again (a server is away) has no driver. For that time it holds
+a lock of its own, `stop/<lock>`, and a request names that lock.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from onceflow.store.posix import LocalStore, make_dirs, seal, unseal
 
 _FOLDER, _KIND, _DONE = "stop", "stop", ".done.json"
 _LOOK_EVERY = 0.5  # seconds, by the driver
-_POLL = 0.1  # by whoever waits
+_POLL = 0.1  # by the command that waits
 _TELL_EVERY = 5.0
 
 
 def who() -> str:
-    """For the record: who gives a command, and where."""
+    """The user and the machine that give a command, as snapshots record it."""
     try:
         return f"{getpass.getuser()}@{host_name()}"
     except (KeyError, OSError):  # a user without a name
@@ -43,7 +43,7 @@ def who() -> str:
 
 
 class StopRequest:
-    """The request to one start of a job, for its driver and for whoever asks."""
+    """The request to one start of a job, for its driver and for the command that asks."""
 
     def __init__(self, folder: Path, lock: str) -> None:
         self._store = LocalStore(folder / _FOLDER)
@@ -51,7 +51,7 @@ class StopRequest:
         self._path = folder / _FOLDER / f"{self._lock}.json"
         self._look_at = 0.0
 
-    # -------------------------------------------------------------- who asks
+    # -------------------------------------------------------------- the command
 
     def ask(self) -> None:
         self._store.put_if_absent(
@@ -59,31 +59,31 @@ class StopRequest:
         )
 
     def answer(self) -> dict[str, Any] | None:
-        """None: it has not stopped yet."""
+        """The driver's answer. None if it has not stopped yet."""
         name = self._lock + _DONE
         data = self._store.read(name)
         if data is None:
             return None
         return unseal(data, _KIND, self._lock, self._store.where(name))
 
-    # -------------------------------------------------------------- who is asked
+    # -------------------------------------------------------------- the driver
 
     def begin(self) -> None:
-        """Remove what was asked of other starts."""
+        """Remove requests to other starts."""
         for name in self._store.list():
             if not name.startswith(self._lock):
                 self._store.delete(name)
         self._store.sweep()
 
     def heard(self) -> bool:
-        """Has somebody asked? Cheap: may be called often."""
+        """Is there a request? Cheap, so it may be called often."""
         if time.monotonic() < self._look_at:
             return False
         self._look_at = time.monotonic() + _LOOK_EVERY
         return self._path.exists()
 
     def say(self, queries: Mapping[str, int | None], failure: BaseException | None) -> bool:
-        """All has stopped. False: nobody asked, and nothing is said."""
+        """Answer that all queries have stopped. False if there is no request."""
         if not self._path.exists():
             return False
         said = {
@@ -96,7 +96,7 @@ class StopRequest:
 
 
 class Waiting:
-    """A run that waits to start its driver again, as long as this is open."""
+    """A run that waits to start its driver again. It can be asked to stop until this is closed."""
 
     def __init__(self, folder: Path) -> None:
         make_dirs(folder / _FOLDER)
@@ -109,7 +109,7 @@ class Waiting:
         return self._request.heard()
 
     def close(self) -> bool:
-        """The wait is over. True: somebody has asked, and is answered."""
+        """End the wait. True if there was a request, which is answered now."""
         asked = self._request.say({}, None)
         self._path.unlink(missing_ok=True)
         os.close(self._fd)
@@ -117,7 +117,7 @@ class Waiting:
 
 
 def waiting(folder: Path) -> str | None:
-    """The lock of a run that waits."""
+    """The lock of a run that waits, if there is one."""
     for path in sorted((folder / _FOLDER).glob("*.lock")):
         if _locked(path):
             return path.name
@@ -126,7 +126,7 @@ def waiting(folder: Path) -> str | None:
 
 def _locked(path: Path) -> bool:
     try:
-        fd = os.open(path, os.O_RDONLY)  # whoever may read may look
+        fd = os.open(path, os.O_RDONLY)  # reading needs no right to write
     except FileNotFoundError:
         return False
     try:
@@ -140,7 +140,7 @@ def _locked(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class Stopped:
-    """Where a job stands that does not run any more."""
+    """The state of a job that no longer runs."""
 
     ran: bool
     holder: Holder | None  # the driver that was stopped
@@ -148,9 +148,9 @@ class Stopped:
 
 
 def stop(folder: JobFolder, *, timeout: float, tell: Callable[[str], None]) -> Stopped:
-    """Let the driver of a job stop at an epoch's end, and wait for that. `NotStopped`: it has not.
+    """Ask the driver of a job to stop at an epoch's end, and wait. `NotStopped` if it has not.
 
-    `tell` hears what is waited for.
+    `tell` is called with a line that says what the command waits for.
     """
     lease = Lease(folder.folder / "lease", folder.name)
     holder = lease.holder()
@@ -187,7 +187,7 @@ def stop(folder: JobFolder, *, timeout: float, tell: Callable[[str], None]) -> S
 
 
 def leads(lease: Lease, holder: Holder) -> bool:
-    """Has it neither ended nor given its lease back? (That shows on every machine.)"""
+    """Does the driver run and hold its lease? (A returned lease shows on every machine.)"""
     return (lease.folder / holder.lock).exists() and lease.alive(holder)
 
 

@@ -1,4 +1,4 @@
-"""The processes that keep a driver alive, and what they tell: supervisor, driver, journal, status.
+"""The processes that keep a driver alive: supervisor, driver, journal, status.
 
 Lives here: restarts, progress, error reports, the status of a home. May not live here: screens and
 pages. Start reading in `supervisor.py`, then `driver.py`.

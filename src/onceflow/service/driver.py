@@ -1,8 +1,8 @@
-"""The driver process of `onceflow run`: runs one job and tells its parent how it goes.
+"""The driver process of `onceflow run`: runs one job and reports to its parent.
 
-Events are JSON lines on a file descriptor of their own; what the job prints stays apart from
-them. The process ends with its parent: it must not go on unseen. Its exit code says what
-happened (`errors.py`); 75 means that starting again can mend it.
+Events are JSON lines on a file descriptor of their own, apart from what the job prints. The process
+ends with its parent, so that no job runs unwatched. Its exit code says what happened (`errors.py`);
+75 means that another start can help.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
     code = live(options, tell, stop)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # a body that hangs must not keep the process
+    os._exit(code)  # an epoch that hangs must not keep the process alive
 
 
 def _options() -> argparse.Namespace:
@@ -84,14 +84,14 @@ class Teller:
 
 
 class Stop(threading.Event):
-    """Set when the driver is asked to stop. Before it listens, SIGTERM just ends the process."""
+    """Set when the driver is asked to stop. Until it listens, SIGTERM ends the process at once."""
 
     def listen(self) -> None:
         signal.signal(signal.SIGTERM, lambda *_: self.set())
 
 
-class _Life:
-    """What is known so far, for telling what went wrong."""
+class _Known:
+    """What a report about an error needs, as far as it is known yet."""
 
     def __init__(self) -> None:
         self.jvm: int | None = None
@@ -100,11 +100,11 @@ class _Life:
 
 
 def live(options: argparse.Namespace, tell: Tell, stop: Stop) -> int:
-    """One life of the driver and its exit code. Whatever is raised becomes one event."""
-    life = _Life()
+    """Run the job and return the exit code. An error becomes one event."""
+    life = _Known()
     try:
         _run(options, tell, stop, life)
-    except (Exception, SystemExit) as error:  # the edge: what the job, Spark or we raised
+    except (Exception, SystemExit) as error:  # of the job, Spark or onceflow: reported here
         file = Path(options.job.partition(":")[0])
         problem: ErrorReport = describe_error(error, file, jvm=life.jvm, log=life.log)
         epochs = life.meter.count() if life.meter else 0
@@ -113,7 +113,7 @@ def live(options: argparse.Namespace, tell: Tell, stop: Stop) -> int:
     return 0
 
 
-def _run(options: argparse.Namespace, tell: Tell, stop: Stop, life: _Life) -> None:
+def _run(options: argparse.Namespace, tell: Tell, stop: Stop, life: _Known) -> None:
     if options.every is not None:
         milliseconds(options.every)
     refuse_master(options.master or os.environ.get("SPARK_MASTER"))
@@ -168,7 +168,7 @@ def _follow(handle: Handle, meter: ProgressMeter, tell: Tell, stop: Stop) -> Non
         try:
             if handle.wait(_POLL):
                 break
-        finally:  # also if it fails now: it is not to be started again
+        finally:  # even if it fails now: it must not be started again
             if handle.asked and not told:
                 told = True
                 tell("stopping", at_once=False)
@@ -184,7 +184,7 @@ def _follow(handle: Handle, meter: ProgressMeter, tell: Tell, stop: Stop) -> Non
 
 
 def _tell_loaded(folder: Path, tell: Tell) -> None:
-    """The supervisor knows from here on where the journal of the job is."""
+    """Tell the supervisor where the journal of the job is."""
     Journal(folder).starting()
     tell("loaded", job=folder.name)
 
@@ -211,7 +211,7 @@ def _tell_started(handle: Handle, tell: Tell) -> None:
 
 
 def refuse_master(master: str | None) -> None:
-    """A master that Spark does not know, or that does not answer."""
+    """Refuse a master that Spark does not know or that does not answer."""
     if master is None:
         return
     if not _MASTER.fullmatch(master):
@@ -236,14 +236,14 @@ def refuse_master(master: str | None) -> None:
 
 
 class MasterSilent(SetupError):
-    """It may come back: the supervisor tries again."""
+    """The master may come back, so the supervisor tries again."""
 
     retryable = True
     away = True
 
 
 def refuse_home(home: Path) -> None:
-    """A home that cannot be written to."""
+    """Refuse a home that cannot be written to."""
     try:
         home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=home) as file:
@@ -260,7 +260,7 @@ def refuse_home(home: Path) -> None:
 
 
 def _refuse_if_led(folder: JobFolder) -> None:
-    """Told at once, not after Spark has started. What counts is the lease that `start` takes."""
+    """Refuse before Spark has started. `start` takes the lease that counts."""
     lease = Lease(folder.folder / "lease", folder.name)
     lease.acquire()
     lease.release()
@@ -270,7 +270,8 @@ def _refuse_if_led(folder: JobFolder) -> None:
 
 
 def _load_early(spec: str) -> Job | None:
-    """A job file that is wrong is told at once. None: it needs a session (a UDF does) to load."""
+    """Load the job before Spark starts, so that an error in its file is reported at once. None if
+    the file needs a session, as a UDF does."""
     try:
         return load(spec)
     except JobError as error:
@@ -280,15 +281,14 @@ def _load_early(spec: str) -> Job | None:
 
 
 def find_by_workers(file: str) -> None:
-    """Local Python workers find what the job file imports, beside it or in its package, on
-    PYTHONPATH."""
+    """Put the folder in which the job file's imports begin on PYTHONPATH, for local workers."""
     folder, paths = str(import_root(Path(file))), os.environ.get("PYTHONPATH", "")
     if folder not in paths.split(os.pathsep):
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, paths)))
 
 
 def send_to_workers(file: str) -> None:
-    """Workers cannot import the job file itself, so what it defines travels by value."""
+    """Send what the job file defines by value, because workers cannot import the file itself."""
     from pyspark.cloudpickle import register_pickle_by_value
 
     for module in list(sys.modules.values()):
@@ -300,7 +300,7 @@ def send_to_workers(file: str) -> None:
 
 
 def keep_libraries_quiet() -> None:
-    """They log stack traces of errors that we tell in one line."""
+    """Silence libraries that log stack traces of errors that are reported in one line."""
     for name in ("py4j", "DataFrameQueryContextLogger", "SQLQueryContextLogger"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     # py4j also logs to the root logger
@@ -308,13 +308,13 @@ def keep_libraries_quiet() -> None:
 
 
 def killed_with_parent() -> None:
-    """The kernel kills us when our parent ends, where it can."""
+    """Ask the kernel to kill this process when its parent ends. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def die_with_parent() -> None:
-    """Where the kernel can't kill us with our parent, the end of stdin tells us."""
+    """End with the parent: by the kernel, and elsewhere when stdin ends."""
     killed_with_parent()
 
     def watch() -> None:

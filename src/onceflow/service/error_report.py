@@ -20,15 +20,16 @@ from onceflow.spark.errors import readable
 
 RETRY = 75
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
-# A job that Spark calls wrong: starting it again gives the same answer.
+# Spark refuses the job: another start gives the same answer.
 _WRONG_JOB = ("AnalysisException", "ParseException", "IllegalArgumentException",
               "UnsupportedOperationException", "PySparkTypeError", "PySparkValueError",
               "PySparkAttributeError")  # fmt: skip
-# Spark runs Python also while a job is declared (a log's schema), so its code may be on the way.
+# Spark runs Python even while a job is declared (a log's schema), so the job's code may be in the
+# traceback.
 _DEAD_WORKER = (
     "Python worker exited unexpectedly",
     "Python worker failed to connect back",
-    "IOException: Stream closed",  # an idle one that was killed is given out again
+    "IOException: Stream closed",  # Spark hands out an idle worker that was killed
 )
 _TRACEBACK = "Traceback (most recent call last):"
 _LONGEST = 600
@@ -103,7 +104,7 @@ def describe_error(
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, from what Popen says."""
+    """How a process ended, by its code as Popen has it."""
     if code < 0:
         with_name = signal.Signals(-code).name if -code in list(signal.Signals) else str(-code)
         return f"was ended by {with_name}"
@@ -111,14 +112,15 @@ def describe_exit(code: int) -> str:
 
 
 def _is_final(error: BaseException) -> bool:
-    """Has the protocol, a target or the input said something that starting again cannot change?
-    What is wrong with the job or the machine is not meant: a JVM that dies looks like it, too."""
+    """Is this an error of the protocol, a target or the input, which another start cannot fix?
+    Errors of the job or the machine are not meant: a JVM that dies can cause them."""
     ours = isinstance(error, OnceflowError) and not error.retryable
     return ours and not isinstance(error, (JobError, SessionRefused, SetupError))
 
 
 def _final_cause(error: BaseException) -> BaseException | None:
-    """What a later error hides: one that was raised from a final one, or while that was handled."""
+    """The final error that this one was raised from, or while it was handled. None if there is
+    none."""
     seen: BaseException | None = error
     passed: set[int] = set()
     while seen is not None and id(seen) not in passed:
@@ -130,13 +132,13 @@ def _final_cause(error: BaseException) -> BaseException | None:
 
 
 def _how_it_ended(jvm: int, error: BaseException) -> str | None:
-    """Did our JVM die? Its sockets close a moment before the kernel says so."""
+    """How the JVM ended, or None if it runs. Its sockets close a moment before it has ended."""
     lost = "JVM is gone" in str(error) or type(error).__name__.startswith("Py4J")
     deadline = time.monotonic() + (1.0 if lost or isinstance(error, ConnectionError) else 0.0)
     while True:
         try:
             found = os.waitid(os.P_PID, jvm, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:  # somebody else has waited for it
+        except ChildProcessError:  # another thread has waited for it
             return "is gone"
         if found is not None:
             return describe_exit(
@@ -148,13 +150,13 @@ def _how_it_ended(jvm: int, error: BaseException) -> str | None:
 
 
 def _passed(error: BaseException, file: Path) -> bool:
-    """Was the job's own code on the way?"""
+    """Is the job's own code in the traceback?"""
     frames = traceback.extract_tb(error.__traceback__)
     return any(os.path.abspath(frame.filename) == os.path.abspath(file) for frame in frames)
 
 
 def _in_python_task(text: str, file: Path) -> tuple[str, str] | None:
-    """If code of the job raised in a Python worker: where, and what."""
+    """Where code of the job raised in a Python worker, and what. None if it did not."""
     _, found, trace = text.rpartition(_TRACEBACK)
     frames = re.findall(r'File "([^"]+)", line (\d+)', trace)
     raised = re.search(r"^([A-Za-z_][\w.]*(?:: .*)?)$", trace, re.MULTILINE)
@@ -168,7 +170,8 @@ def _in_python_task(text: str, file: Path) -> tuple[str, str] | None:
 
 
 def _is_a_mistake(raised: str) -> bool:
-    """A built-in error that is not of the outside world comes again with the same row."""
+    """Is this a built-in error that the same row raises again? Errors of files, networks and memory
+    are not."""
     kind = getattr(builtins, raised.partition(":")[0], None)
     return isinstance(kind, type) and not issubclass(kind, (OSError, MemoryError))
 

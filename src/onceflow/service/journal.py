@@ -1,12 +1,12 @@
-"""What a running job tells whoever looks at its home: how it goes, and what happened to it.
+"""The journal of a job: its progress and events, for people and pages that look at its home.
 
 <home>/<job>/progress.json   about once a second: the progress of each query
 <home>/<job>/events.jsonl    starts, restarts, errors and ends, as `onceflow run --json` tells them
 
-Nothing depends on them: they are not made durable, what a crash takes is not written again, and a
-write that fails stops no job. The driver writes the start of each life, and how it goes; its
-supervisor the rest. A `starting` that no `ended`, `error` or `restarting` precedes therefore means
-that the life before was killed with its supervisor; `seen` in it is when it was seen last.
+Nothing depends on them: they are not synced, what a crash takes is not written again, and a write
+that fails stops no job. The driver writes `starting` and the progress, its supervisor the other
+events. A `starting` without an `ended`, `error` or `restarting` before it therefore means that the
+driver before was killed with its supervisor; `seen` in it is when that driver wrote last.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _FAILURES = (OSError, ValueError, TypeError)
 
 
 class Journal:
-    """Of one job, as its driver or its supervisor writes it."""
+    """The journal of one job, for its driver and its supervisor."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._name = folder, folder.name
 
     def starting(self) -> None:
-        """A driver has loaded the job and begins; it did not find another one."""
+        """A driver has loaded the job and begins. No other driver leads the job."""
         with contextlib.suppress(*_FAILURES):
             self._folder.mkdir(parents=True, exist_ok=True)
             self._trim()
@@ -45,7 +45,7 @@ class Journal:
             self.event("starting", job=self._name, pid=os.getpid(), host=host_name(), seen=seen)
 
     def event(self, event: str, **fields: Any) -> None:
-        """Of those that are kept; the rest is not for the record."""
+        """Write an event if it is one of `KEPT`."""
         if event not in KEPT:
             return
         with contextlib.suppress(*_FAILURES):

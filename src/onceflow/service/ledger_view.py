@@ -1,4 +1,4 @@
-"""What each target itself says is published, beside what the epoch log decided."""
+"""What each target has by its own ledger, beside what the epoch log decided."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that belong to one another: who they are, how they ended, what they leave behind."""
+"""The processes of a driver: which they are, how they ended, what they leave behind."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from onceflow.service.error_report import describe_exit
 
 GONE_WITHIN = 20.0  # seconds, after kill -9
 _PR_SET_CHILD_SUBREAPER = 36
-# Quick to start: whoever is killed soon ends before the JVM's better compiler pays.
+# Quick to start: a process that is killed soon ends before the JVM's better compiler pays.
 _JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir="
 
 
 def scratch_environment(scratch: Path) -> dict[str, str]:
-    """A JVM that is killed leaves its temporary files: in `scratch`, where we can remove them."""
+    """An environment in which a JVM that is killed leaves its temporary files in `scratch`."""
     given = os.environ.get("JDK_JAVA_OPTIONS", "")
     return {
         **os.environ,
@@ -28,7 +28,7 @@ def scratch_environment(scratch: Path) -> dict[str, str]:
 
 
 def adopt_orphans() -> None:
-    """What a killed child leaves becomes a child of ours, and we are told how it ended."""
+    """Make children of killed children children of this process, which then sees how they end."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
@@ -63,7 +63,7 @@ def processes() -> dict[int, tuple[int, int, str]]:
 
 
 def wait_for(pid: int) -> str:
-    """How an orphan of ours ended; empty if somebody else was its parent."""
+    """How an adopted process ended; empty if it has another parent."""
     deadline = time.monotonic() + GONE_WITHIN
     while time.monotonic() < deadline:
         try:

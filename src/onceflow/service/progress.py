@@ -1,4 +1,4 @@
-"""What a running job looks like from outside, in numbers with units."""
+"""The progress of a running job, in numbers with units."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from onceflow.protocol.query_spec import QuerySpec
 
 _WINDOW = 10.0  # seconds over which rates are taken, at least
-# Reports that Spark keeps for a query. All are read when one is new, so few is cheap; the meter
-# must look before so many epochs have passed.
+# Progress reports that Spark keeps for a query. All are read when one is new, so a small number is
+# cheap; the meter must look before that many epochs have passed.
 REPORTS_KEPT = ("spark.sql.streaming.numRecentProgressUpdates", "25")
 
 
@@ -49,13 +49,13 @@ class QueryProgress:
 
 
 class ProgressMeter:
-    """Looks at a handle now and then and remembers what it needs for rates."""
+    """Reads a handle now and then and remembers what rates need."""
 
     def __init__(self, handle: Handle, clock: Callable[[], float] = time.time) -> None:
         self._meters = [_Meter(name, s, clock) for name, s in handle.started.items()]
 
     def count(self) -> int:
-        """How many epochs were decided. Call it often: old decisions are rolled up."""
+        """The number of decided epochs. Call it often, because old decisions are rolled up."""
         return sum(meter.count() for meter in self._meters)
 
     def look(self) -> list[QueryProgress]:
@@ -137,7 +137,8 @@ class _Meter:
         )
 
     def _lag(self, now: float, last: Decision | None) -> float:
-        """What is published now appeared after its file was written and after Spark saw nothing."""
+        """How long rows wait. Those that are published now appeared after their file was written,
+        and after Spark last saw no data."""
         status = self._started.query.status
         if not status["isDataAvailable"]:
             self._idle_at, self._waited, self._busy_since = now, 0.0, now

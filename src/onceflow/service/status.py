@@ -1,4 +1,4 @@
-"""Where each query of a job stands, read from its home: shared by the command line and the page."""
+"""The status of each query of a job, read from its home, for the command line and the page."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _query(query: Query) -> dict[str, Any]:
 
 
 def _commits(target: dict[str, Any]) -> dict[str, Any]:
-    """What an output keeps beside its rows: commits and manifests of a folder."""
+    """What an output keeps beside its rows: the commits and manifests of a folder."""
     found: dict[str, Any] = {"kind": target.get("kind"), "path": target.get("path")}
     if target.get("kind") in ("files", "log"):
         commits = held(Path(target["path"]) / "_commits")
@@ -68,7 +68,7 @@ def _commits(target: dict[str, Any]) -> dict[str, Any]:
 
 
 def held(folder: Path) -> tuple[int, int]:
-    """How many files, and their bytes. A running job may sweep them while we look."""
+    """The number of files and their bytes. A running job may remove some meanwhile."""
     files = total = 0
     for place, _, names in os.walk(folder):
         for name in names:

@@ -1,8 +1,8 @@
-"""Keeps a driver running: a parent process that starts it again when that can help.
+"""Keep a driver running: the parent process starts it again when that can help.
 
-The supervisor is a process of its own because the driver's Python and its JVM can each hang or
-die alone; ending the driver's process group ends both. A fault that a retry can't mend ends the
-run, and so does one that comes again and again; but for a server that is away it waits.
+The supervisor is a process of its own because the driver's Python and its JVM can each hang or die
+alone; ending the driver's process group ends both. An error that a new start cannot fix ends the
+run, and so does one that comes back at every start. The supervisor waits for a server that is away.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from onceflow.service.journal import Journal
 
 Event = dict[str, Any]
 
-_GIVE_UP_AFTER = 5  # lives in a row that came to nothing, though no server was away
+_GIVE_UP_AFTER = 5  # starts in a row without an epoch, though no server was away
 _HEALTHY_AFTER = 60.0  # seconds of a started job without input
 _LONGEST_PAUSE = 60.0
 _TICK = 0.25
@@ -38,7 +38,7 @@ _NOBODY_LISTENS = _KILLED + signal.SIGPIPE
 
 
 class Screen(Protocol):
-    """Where the supervisor tells what happens."""
+    """Where the supervisor shows what happens."""
 
     def show(self, event: Event) -> None: ...
 
@@ -46,7 +46,7 @@ class Screen(Protocol):
         """Time has passed; called a few times a second."""
 
     def close(self) -> None:
-        """Nothing follows."""
+        """No more events follow."""
 
 
 class Supervisor:
@@ -54,7 +54,7 @@ class Supervisor:
 
     def __init__(self, arguments: list[str], screen: Screen, *, first_pause: float = 1.0) -> None:
         self._arguments = arguments
-        self._waits = "--once" not in arguments  # else who started it decides what then
+        self._waits = "--once" not in arguments  # with --once, the caller decides what then
         self._first_pause = first_pause  # seconds; each further one is twice as long
         self._screen: Screen | None = screen
         self._driver: _Driver | None = None
@@ -104,7 +104,7 @@ class Supervisor:
                 return 0
 
     def _asked_within(self, seconds: float) -> bool:
-        """Wait before the next start. True: somebody wants it to stop, by a signal or otherwise."""
+        """Wait before the next start. True if a signal or `onceflow stop` asks the run to end."""
         if self._job is None or not seconds:
             return self._stopping.wait(seconds)
         waiting, deadline = Waiting(self._job), time.monotonic() + seconds
@@ -117,7 +117,8 @@ class Supervisor:
         return self._stopping.is_set()
 
     def _one_life(self) -> tuple[int, Event | None, bool]:
-        """Follow a driver from start to end: exit code, error, whether it came to anything."""
+        """Follow a driver from start to end. Returns its exit code, its error, and whether it
+        decided an epoch or ran for a while."""
         error: Event | None = None
         epochs, started = 0, float("inf")
         self._driver = _Driver(self._arguments)
@@ -128,7 +129,7 @@ class Supervisor:
             match event:
                 case None:
                     self._tick()
-                case {"event": "stopping"}:  # by `onceflow stop`: it is not started again
+                case {"event": "stopping"}:  # by `onceflow stop`: do not start it again
                     self._stopping.set()
                     self._tell(event)
                 case {"event": "loaded"}:
@@ -141,7 +142,7 @@ class Supervisor:
                         self._job = _home(self._arguments) / event["job"]
                     if event["event"] == "started":
                         started = time.monotonic()
-                        # Taken over once; from now on we defend it.
+                        # Take over once; from now on this run keeps the lease.
                         self._arguments = [a for a in self._arguments if a != "--take-over"]
                     self._tell(event)
         healthy = epochs > 0 or time.monotonic() - started > _HEALTHY_AFTER
@@ -153,7 +154,7 @@ class Supervisor:
         if self._driver is not None:
             self._driver.stop(at_once=self._asked_to_stop > 1)
 
-    # -------------------------------------------------------------- telling
+    # -------------------------------------------------------------- showing
 
     def _tell_stopping(self) -> None:
         if self._asked_to_stop > self._told_stopping:
@@ -177,7 +178,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _or_stop(self) -> Iterator[None]:
-        """Nobody reads any more (a closed pipe or terminal): stop at the end of the epoch."""
+        """If nobody reads any longer (a closed pipe or terminal), stop at the end of the epoch."""
         try:
             yield
         except OSError:
@@ -187,19 +188,19 @@ class Supervisor:
 
 
 class _Driver:
-    """A driver process and what it says: events, and lines that the job printed."""
+    """A driver process, its events, and the lines that the job prints."""
 
     def __init__(self, arguments: list[str]) -> None:
         reading, writing = os.pipe()
-        # -P: what the job file imports begins in its folder, not in the working directory.
+        # -P: the imports of the job file begin in its folder, not in the working directory.
         command = [sys.executable, "-P", "-u", "-m", "onceflow.service.driver", *arguments]
         self._process = subprocess.Popen(
             [*command, "--events", str(writing)],
-            stdin=subprocess.PIPE,  # its end tells the driver that we are gone
+            stdin=subprocess.PIPE,  # its end tells the driver that the supervisor has ended
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             pass_fds=[writing],
-            start_new_session=True,  # Ctrl-C is for us: the driver stops at an epoch's end
+            start_new_session=True,  # Ctrl-C is for the supervisor, which asks the driver to stop
         )
         os.close(writing)
         assert self._process.stdout is not None
@@ -224,7 +225,7 @@ class _Driver:
         return _KILLED - code if code < 0 else code
 
     def follow(self) -> Iterator[Event | None]:
-        """All that it says until it and its JVM have ended; None now and then."""
+        """Its events and lines until it and its JVM have ended, and None a few times a second."""
         while self._process.poll() is None:
             yield from self._listen()
         deadline = time.monotonic() + self._grace
@@ -276,11 +277,11 @@ def _queries(event: Event) -> list[Event]:
 
 
 def _crash(code: int) -> Event:
-    """A driver that ended without a word."""
+    """The error of a driver that ended without reporting one."""
     killed = code > _KILLED
     how = describe_exit(_KILLED - code if killed else code)
     hint = "something in the job ended the process: look for exit and os._exit"
     if killed:
-        hint = "somebody ended it, or the machine lacks memory (dmesg tells)"
+        hint = "a person or the kernel ended it: dmesg says if the machine lacks memory"
     return {"event": "error", "kind": "DriverDied", "message": f"the driver {how}", "hint": hint,
             "exit_code": code, "retryable": killed or code == RETRY}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Numbers for people, never without a unit: on the command line and on the page."""
+"""Numbers with units, for people, on the command line and the page."""
 
 from __future__ import annotations
 
