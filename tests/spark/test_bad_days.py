@@ -16,6 +16,7 @@ from story import FILES, Story, body
 from onceflow import faults
 from onceflow.errors import CheckpointRefused, Damaged, DiskFull, OnceflowError, TargetBehind
 from onceflow.protocol.home import JobFolder
+from onceflow.spark.state_damage import find_damage
 from onceflow.store.posix import seal
 
 # ---------------------------------------------------------------- targets that were set back
@@ -231,3 +232,36 @@ def fill(disk: Path, leave: int) -> Path:
     with open(ballast, "wb") as file:
         file.write(b"\0" * max(0, free.f_bavail * free.f_frsize - leave))
     return ballast
+
+
+# ---------------------------------------------------------------- Spark's state
+
+
+def test_a_damaged_file_of_sparks_state_is_named(tmp_path: Path, spark: Any) -> None:
+    """Spark says only that it cannot load state, or that its stack is too small."""
+    story = Story(str(tmp_path), "stateful", "files")
+    story.write_input(range(3))
+    story.live()
+    decided = story.log_entries()[-1]
+    newest = story.checkpoint.glob(f"state/*/*/{decided['epoch'] + 1}_*.changelog")
+    victim = max(newest, key=lambda path: path.stat().st_size)
+    whole = victim.read_bytes()
+    flip(victim)
+    states = spark._jvm.org.apache.spark.sql.execution.streaming.state
+    getattr(states, "StateStore$").__getattr__("MODULE$").stop()  # it is loaded from the files
+    story.write_input()
+    with pytest.raises(Damaged) as told:
+        story.live()
+    assert str(victim) in told.value.message
+    assert not told.value.retryable
+    assert told.value.hint
+    victim.write_bytes(whole)
+    for table in story.checkpoint.glob("state/*/*/SSTs/*.sst"):  # may not be read at all
+        flip(table)
+        found = find_damage(spark, story.checkpoint, decided["epoch"], decided["state"])
+        assert found is not None
+        assert str(table) in found.message
+        flip(table)
+    assert find_damage(spark, story.checkpoint, decided["epoch"], decided["state"]) is None
+    story.live()
+    story.check()

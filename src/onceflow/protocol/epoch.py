@@ -48,6 +48,7 @@ from onceflow.contract.sink import Sink
 from onceflow.contract.staged_files import harden, verify
 from onceflow.errors import (
     CheckpointRefused,
+    Damaged,
     Fenced,
     JobError,
     OnceflowError,
@@ -71,6 +72,7 @@ from onceflow.protocol.step_times import StepTimes
 from onceflow.spark.checkpoint import Checkpoint, offset_after, parse_offsets
 from onceflow.spark.file_source_log import SourceEntries
 from onceflow.spark.running_query import Plan, RunningQuery
+from onceflow.spark.state_damage import find_damage, is_about_state
 
 
 @contextlib.contextmanager
@@ -304,7 +306,16 @@ class Epochs:
             if isinstance(failure, OutOfRange):
                 stands = {**dict.fromkeys(self._reads), **self._last_end}
                 return self._positions.which_are_gone(stands, failure)
+            return self._damaged_state(failure) or failure
         return failure
+
+    def _damaged_state(self, failure: BaseException) -> Damaged | None:
+        """Spark does not name the file of state that it could not load."""
+        last = self.log.last
+        if last is None or isinstance(failure, OnceflowError) or not is_about_state(failure):
+            return None
+        spark = self.spec.df.sparkSession
+        return find_damage(spark, self.checkpoint.root, last.epoch, last.state)
 
     def _run(self, batch: Any, epoch: int) -> None:
         failure = self.sweep_failure()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import struct
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from onceflow.errors import CheckpointRefused
@@ -38,17 +39,23 @@ def stores_of(partition: Path) -> list[Path]:
 
 def files_of(store: Path, version: int, state_id: str) -> list[Path]:
     """All files that version `version` with that id is loaded from."""
-    found: list[Path] = []
+    return list(walk_files(store, version, state_id))
+
+
+def walk_files(store: Path, version: int, state_id: str) -> Iterator[Path]:
+    """The same files, newest first; each comes before it is read for what it stands on."""
     at = (version, state_id)
     while True:
         snapshot, changelog = (store / f"{at[0]}_{at[1]}{end}" for end in (".zip", ".changelog"))
         if snapshot.exists():
-            return [*found, *_with_checksum(snapshot), *_shared(store, snapshot)]
+            yield from _with_checksum(snapshot)
+            yield from _shared(store, snapshot)
+            return
         if not changelog.exists():
             raise CheckpointRefused(f"state {changelog} is missing", hint=_MEND)
-        found += _with_checksum(changelog)
+        yield from _with_checksum(changelog)
         if at[0] == 1:
-            return found
+            return
         before = versions_before(changelog)
         if not before or before[-1][0] != at[0] - 1:
             raise _damaged(changelog)
