@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,26 @@ class PostgresContract(SinkContract):
     def _server(self, postgres: Server) -> None:
         self.dsn = postgres.dsn
         self.secret = str(conninfo_to_dict(self.dsn)["password"])  # type: ignore[misc]
+
+    @contextmanager
+    def commit_fails(self, sink: Any, *, landed: bool) -> Iterator[None]:
+        """The server ends the connection just before or just behind COMMIT."""
+        execute, ended = psycopg.Connection.execute, []
+
+        def failing(db: Any, query: Any, *args: Any, **kwargs: Any) -> Any:
+            if query != "COMMIT" or ended:
+                return execute(db, query, *args, **kwargs)
+            ended.append(db.info.backend_pid)
+            if landed:
+                execute(db, query)
+            with psycopg.connect(self.dsn, autocommit=True) as other:
+                execute(other, "SELECT pg_terminate_backend(%s, 5000)", ended)
+            return execute(db, "SELECT 1" if landed else query)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(psycopg.Connection, "execute", failing)
+            yield
+        assert ended
 
     def sink_in(self, folder: Path, **settings: Any) -> Sink:
         """Each test has a schema of its own, and with it a ledger."""
@@ -63,6 +85,7 @@ class TestPostgresWithEpochColumn(PostgresContract):
 
 class TestPostgresWithKey(PostgresContract):
     modes = ("append", "update", "complete")
+    upserts = True
 
     def make_sink(self, folder: Path) -> Sink:
         return self.sink_in(folder, key="id")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sqlite3
 import zlib
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -21,6 +23,7 @@ from onceflow.errors import JobError, TargetBehind
 from onceflow.files.sink import published_files
 from onceflow.log import EmbeddedLog
 from onceflow.sinks import Files, Kafka, Log, Position, Postgres, Sink, Sqlite
+from onceflow.store.posix import LocalStore
 from onceflow.testing import SinkContract
 
 
@@ -44,11 +47,37 @@ class OurContract(SinkContract):
         self.check(replace(cuts[1], lineage="a child"), 0, 1, term=3)
 
 
+class FailingPuts(LocalStore):
+    """The first commit ends with an error."""
+
+    def __init__(self, root: Path, *, landed: bool) -> None:
+        super().__init__(root)
+        self.landed, self.hit = landed, False
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        if self.hit or not name.startswith("_commits/"):
+            return super().put_if_absent(name, data)
+        self.hit = True
+        if self.landed:
+            super().put_if_absent(name, data)
+        raise OSError(errno.EIO, "Input/output error")
+
+
+class FolderContract(OurContract):
+    @contextmanager
+    def commit_fails(self, sink: Any, *, landed: bool) -> Iterator[None]:
+        log = sink._commits.log
+        right, log.store = log.store, FailingPuts(log.store.root, landed=landed)
+        yield
+        assert log.store.hit
+        log.store = right
+
+
 class RollingUp(Files):
     roll_up_every = 8
 
 
-class TestFiles(OurContract):
+class TestFiles(FolderContract):
     def make_sink(self, folder: Path) -> Sink:
         return RollingUp(folder / "out")
 
@@ -77,7 +106,7 @@ class TestFilesOnAnotherFileSystem(TestFiles):
         return Copying(folder / "out")
 
 
-class TestLog(OurContract):
+class TestLog(FolderContract):
     def make_sink(self, folder: Path) -> Sink:
         return Log(folder / "log")
 
@@ -99,8 +128,39 @@ class TestLogWithKey(TestLog):
         return (str((zlib.crc32(str(row["id"]).encode()) & 0x7FFFFFFF) % 3),)
 
 
+class FailingDatabase:
+    """The first COMMIT ends with an error; without an effect SQLite keeps the transaction."""
+
+    def __init__(self, db: sqlite3.Connection, landed: bool) -> None:
+        self._db, self._landed = db, landed
+
+    def execute(self, sql: str, *args: Any) -> Any:
+        if sql == "COMMIT":
+            if self._landed:
+                self._db.execute(sql)
+            raise sqlite3.OperationalError("disk I/O error")
+        return self._db.execute(sql, *args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+
 class TestSqlite(OurContract):
     modes = ("append", "complete")
+
+    @contextmanager
+    def commit_fails(self, sink: Any, *, landed: bool) -> Iterator[None]:
+        connect, hits = sqlite3.connect, []
+
+        def failing(*args: Any, **kwargs: Any) -> Any:
+            db = connect(*args, **kwargs)
+            hits.append(db)
+            return FailingDatabase(db, landed) if len(hits) == 1 else db
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(sqlite3, "connect", failing)
+            yield
+        assert hits
 
     def make_sink(self, folder: Path) -> Sink:
         return Sqlite(folder / "out.db", table="rows")
@@ -115,6 +175,7 @@ class TestSqlite(OurContract):
 
 class TestSqliteWithKey(TestSqlite):
     modes = ("append", "update", "complete")
+    upserts = True
 
     def make_sink(self, folder: Path) -> Sink:
         return Sqlite(folder / "out.db", table="rows", key="id")
