@@ -15,15 +15,15 @@ from onceflow.cli.verify import VerifyReport, _command
 from onceflow.errors import JobError
 
 WRONG = {
-    ("--fault", "meteor"): "there is no 'meteor'",
-    ("--at", "nowhere"): "there is no 'nowhere'",
-    ("--jobs", "echo,chess"): "there is no 'chess'",
-    ("--sinks", "paper"): "there is no 'paper'",
-    ("--jobs", "sum", "--sinks", "files"): "no job of sum can have files",
+    ("--fault", "meteor"): "--fault: 'meteor' is unknown",
+    ("--at", "nowhere"): "--at: 'nowhere' is unknown",
+    ("--jobs", "echo,chess"): "--jobs: 'chess' is unknown",
+    ("--sinks", "paper"): "--sinks: 'paper' is unknown",
+    ("--jobs", "sum", "--sinks", "files"): "no job of sum writes to files",
     ("--duration", "soon"): "is not a time",
     ("--part", "5/4"): "'5/4' is not a part of",
     ("--part", "2"): "'2' is not a part of",
-    ("--input", "log"): "--input is for a job of yours",
+    ("--input", "log"): "--input needs a job file",
     ("job.py", "--jobs", "echo"): "are for the built-in jobs",
     ("job.py", "--guarantee", "at-most-once"): "are for the built-in jobs",
     ("--report", "no/such/folder/r.html"): "there is no folder for",

@@ -57,12 +57,12 @@ def command(job: str, savepoint: str, *, home: str, **options: Any) -> None:
     found = find_savepoint(home, job, savepoint)
     found.verify()
     choices = _choices(options.pop("published"))
-    going = (
+    restore = (
         SavepointImport(folder, found, choices)
         if folder.first_lineage() is None
         else Restore(folder, found.cuts(), choices, f"restore of {found.name}")
     )
-    _go_back(folder, going, found.identity, **options)
+    _run(folder, restore, found.identity, **options)
 
 
 @click.command("rollback")
@@ -101,7 +101,7 @@ def rollback(job: str, *, to: str, lineage: str | None, home: str, **options: An
     folder = chosen(home, job)[0]
     cuts = cuts_at(folder, to, lineage=lineage and find_lineage(folder, lineage))
     choices = _choices(options.pop("published"))
-    _go_back(folder, Restore(folder, cuts, choices, f"rollback to {to}"), None, **options)
+    _run(folder, Restore(folder, cuts, choices, f"rollback to {to}"), None, **options)
 
 
 def _choices(published: tuple[str, ...]) -> dict[str, str]:
@@ -109,24 +109,24 @@ def _choices(published: tuple[str, ...]) -> dict[str, str]:
     return {output: choice for output, _, choice in pairs}
 
 
-def _go_back(
+def _run(
     folder: JobFolder,
-    going: Restore | SavepointImport,
+    restore: Restore | SavepointImport,
     savepoint: Mapping[str, Any] | None,
     *,
     only_plan: bool,
     as_json: bool,
 ) -> None:
-    answers = [vars(answer) for answer in going.plan()]
-    arrives = isinstance(going, SavepointImport)
+    answers = [vars(answer) for answer in restore.plan()]
+    at_once = isinstance(restore, SavepointImport)
     lineage = None
     if not only_plan:
-        lineage = going.run({"who": who(), "savepoint": savepoint})
-    done = {"job": folder.name, "lineage": lineage, "at_once": arrives, "outputs": answers}
+        lineage = restore.run({"who": who(), "savepoint": savepoint})
+    done = {"job": folder.name, "lineage": lineage, "at_once": at_once, "outputs": answers}
     show(done, as_json=as_json, text=_text)
 
 
-def answered(outputs: list[dict[str, Any]]) -> str:
+def outputs_table(outputs: list[dict[str, Any]]) -> str:
     """What happens to each output, as a table."""
     rows = [
         [f"{a['query']}/{a['output']}", str(a["cut"]), str(a["published"]), a["says"], a["target"]]
@@ -136,7 +136,7 @@ def answered(outputs: list[dict[str, Any]]) -> str:
 
 
 def _text(done: dict[str, Any]) -> str:
-    lines = answered(done["outputs"])
+    lines = outputs_table(done["outputs"])
     if done["lineage"] is None and done["at_once"]:
         return (
             f"{lines}\nnothing was changed; without --plan the targets are moved at once, and the "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onceflow.cli.display import ProgressLine, home_option, is_terminal, json_option, show
-from onceflow.cli.restore import answered, plan_option
+from onceflow.cli.restore import outputs_table, plan_option
 from onceflow.errors import JobError
 from onceflow.jobs.stop_request import who
 from onceflow.protocol.home import JobFolder, chosen
@@ -161,7 +161,7 @@ def _summary(answer: dict[str, Any]) -> str:
         f"keyed step {answer['step']} of {answer['query']} after epoch {answer['epoch']:,}: "
         f"{number(answer['rows'], 'rows')} become its state",
         *absent,
-        answered(answer["outputs"]),
+        outputs_table(answer["outputs"]),
     ])  # fmt: skip
 
 

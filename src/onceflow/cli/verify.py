@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -115,11 +115,9 @@ _COLOURS = {"valid": "ok", "invalid": "wrong", "unknown": "warning"}
 )
 @click.option("--no-record", is_flag=True, help="Keep nothing for the page.")
 @json_option
-def command(  # noqa: PLR0917 - one parameter for each option
-    job: str | None, seed: int, faults: int | None, part: str, duration: str | None,
-    kinds: tuple[str, ...], points: tuple[str, ...], jobs: str, sinks: str, guarantee: str | None,
-    recorded: str | None, master: str, brokers: int | None, report: str | None, keep: str | None,
-    record: str, no_record: bool, as_json: bool,
+def command(
+    *, report: str | None, keep: str | None, record: str, no_record: bool, as_json: bool,
+    **options: Any,
 ) -> None:  # fmt: skip
     """Run a job while faults strike, and compare its outputs with the expected result.
 
@@ -150,22 +148,7 @@ def command(  # noqa: PLR0917 - one parameter for each option
 
     with shown_on(shown):
         try:
-            settings = _settings(
-                folder,
-                job,
-                seed,
-                faults,
-                part,
-                duration,
-                kinds,
-                points,
-                jobs,
-                sinks,
-                guarantee,
-                recorded,
-                master,
-                brokers,
-            )
+            settings = _settings(folder, **options)
             result = Verification(settings, tell).run()
             if kept is not None:
                 kept.ended(result.as_json())
@@ -182,8 +165,8 @@ def command(  # noqa: PLR0917 - one parameter for each option
     sys.exit(130 if result.interrupted else result.exit_code)
 
 
-def _settings(  # noqa: PLR0917 - one parameter for each option
-    folder: Path, job: str | None, seed: int, faults: int | None, part: str,
+def _settings(
+    folder: Path, *, job: str | None, seed: int, faults: int | None, part: str,
     duration: str | None, kinds: tuple[str, ...], points: tuple[str, ...], jobs: str, sinks: str,
     guarantee: str | None, recorded: str | None, master: str, brokers: int | None,
 ) -> Settings:  # fmt: skip
@@ -208,12 +191,12 @@ def _settings(  # noqa: PLR0917 - one parameter for each option
             "--jobs, --sinks and --guarantee are for the built-in jobs", hint="leave them out"
         )
     if job is None and recorded is not None:
-        raise JobError("--input is for a job of yours", hint="onceflow verify JOB.py --input LOG")
+        raise JobError("--input needs a job file", hint="onceflow verify JOB.py --input LOG")
     chosen = cases(faults, names, places) if job is None else []
     if job is None and not chosen:
         asked = sinks or ",".join(SINKS)
         known = ",".join((*SINKS, *SERVER_SINKS))
-        raise JobError(f"no job of {jobs} can have {asked}", hint=f"use --sinks, of {known}")
+        raise JobError(f"no job of {jobs} writes to {asked}", hint=f"use --sinks, of {known}")
     return Settings(
         folder=folder,
         seed=seed,
@@ -261,7 +244,7 @@ def _names(text: str) -> tuple[str, ...]:
 def _refuse_unknown(option: str, names: tuple[str, ...], known: list[str]) -> None:
     for name in names:
         if name not in known:
-            raise JobError(f"{option}: there is no {name!r}", hint=f"use {', '.join(known)}")
+            raise JobError(f"{option}: {name!r} is unknown", hint=f"use {', '.join(known)}")
 
 
 # ---------------------------------------------------------------- what happens
