@@ -1,4 +1,4 @@
-"""Staged files: what they hold, whether they are whole, and that they are on the disk."""
+"""Staged files: list them, verify their checksums, and sync them to the disk."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What rows may hold that a target can never take.
+"""Find values that a target can never store.
 
-It is looked for before an epoch is decided: after that the epoch must be published, and the job
-would be stuck with it.
+This happens before an epoch is decided: a decided epoch must be published, so the job could not
+get past such a row.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def refuse_unstorable(
     unfit: Callable[[Any], Mapping[str, int]],
     key: Sequence[str],
 ) -> None:
-    """`BadRows` that says what is where, how often, and in which row first.
+    """Raise `BadRows` that names each kind of value, how often it occurs, and its first row.
 
     `unfit`: a batch -> what is in it that the target cannot store, and how many of it.
     """

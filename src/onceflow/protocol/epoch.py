@@ -15,14 +15,14 @@
 
 **One epoch** (inside `foreachBatch`):
 
-1. check    nobody came after us; Spark planned the range that follows the last decision, and its
-            file says what its memory says; what joined its sources is remembered
-2. stage    one Spark action, or one for each keyed step: rows and state of one attempt, where no
-            reader sees them
+1. check    no newer driver leads; Spark planned the range that follows the last decision, and its
+            offsets file agrees with its memory; remember what joined its sources
+2. stage    one Spark action, or one for each keyed step, writes rows and state of one attempt
+            where no reader sees them; files with other rows than Spark counted are refused
 3. harden   fsync rows, offsets and state
 4. decide   append the decision: the commit point. From here on the epoch will be published
 5. publish  each output by compare-and-set from the ledger position that the decision names
-6. sweep    remove what was staged, free old entries; while Spark goes on
+6. sweep    remove staged files, free old entries, while Spark continues
 
 Then Spark writes `commits/<N>`. Whatever crashes before 4 leaves nothing but staged files;
 whatever crashes after 4 is finished by the next opening. `reach` marks the fault points.
@@ -77,7 +77,8 @@ from onceflow.spark.state_damage import find_damage, is_about_state
 
 @contextlib.contextmanager
 def _removed_upon(failure: type[BaseException], folder: Path) -> Iterator[None]:
-    """What is staged is nobody's then, and a successor may have swept before it was."""
+    """Remove the staged files: nobody will publish them, and a successor may have swept before
+    they were written."""
     try:
         yield
     except failure:
@@ -209,7 +210,7 @@ class Epochs:
                 refuse_foreign(self.query, name, sink, self.log, ledgers[name])
 
     def _refuse_other_columns(self) -> None:
-        """Also against what is decided and not yet in the target."""
+        """Compare with the last decision too: its columns may not be in the target yet."""
         for name, sink in self._outputs:
             decided = self.log.last and self.log.last.outputs.get(name)
             if decided:
@@ -238,7 +239,7 @@ class Epochs:
             self._reach("epoch.output-published", epoch=last.epoch, output=name)
 
     def _add_again(self, name: str, sink: Sink, last: Decision) -> None:
-        """No ledger knows whether it was added. Spark commits an epoch after it was."""
+        """No ledger says whether the rows were added. Spark commits an epoch after that."""
         again = last.outputs[name].guarantee is Guarantee.AT_LEAST_ONCE
         if again and last.epoch not in self.checkpoint.committed():
             self._publish(name, sink, last)
@@ -261,13 +262,13 @@ class Epochs:
             self.query.forget_replay()
 
     def _sweep_older(self) -> None:
-        """What older terms staged; their tasks may go on writing for a moment after they ended."""
+        """Remove what older terms staged. Their tasks may write for a moment after they ended."""
         for folder in self.query.staged.glob("*-*-*-*"):
             if int(folder.name.rsplit("-", 2)[1]) < self.term:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def forget_running(self) -> None:
-        """Spark's query has ended; another one of the same name goes on."""
+        """Spark's query has ended, and another one of the same name follows."""
         self._running = None
 
     def replay_next(self) -> ReplayedEpoch | None:
@@ -297,7 +298,7 @@ class Epochs:
                 raise self.failure from error
 
     def reason(self, error: BaseException) -> BaseException:
-        """A driver that was replaced fails in many ways; what it must hear is `Fenced`."""
+        """The error to report: `Fenced` for a driver that was replaced, however it failed."""
         failure = explain(error)
         with contextlib.suppress(OnceflowError, OSError):
             successor = self.log.successor()

@@ -18,7 +18,7 @@ _FOLDER = "past"
 
 
 class RetainedDecisions:
-    """What is kept of the past of one query. It goes when the last savepoint that needs it goes."""
+    """The decisions of one query that the log has freed and a savepoint still needs."""
 
     def __init__(self, query: Query) -> None:
         self._query = query

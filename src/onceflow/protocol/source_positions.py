@@ -1,4 +1,4 @@
-"""Where a query stands in its sources, and who is told."""
+"""The positions of a query in its sources, and who is told of them."""
 
 from __future__ import annotations
 
