@@ -83,11 +83,8 @@ class Verification:
         try:
             with self._served() as servers, self._started() as drivers:
                 planned_cases = list(self._planned_cases(drivers, servers))
-                self._run(
-                    [planned for planned in planned_cases if self._fits(planned, kinds)],
-                    kinds,
-                    drivers,
-                )
+                fitting = [planned for planned in planned_cases if self._fits(planned, kinds)]
+                self._run(fitting, kinds, drivers)
         except KeyboardInterrupt:
             self.result.interrupted = True
         self.result.seconds = self._seconds()
@@ -110,10 +107,8 @@ class Verification:
                    cases=[names[number] for number in chosen],
                    seed=self.settings.seed, left_out=self.result.left_out)  # fmt: skip
         for number in chosen:
-            planned, mine = (
-                planned_cases[number],
-                [fault for fault in faults if fault.case == number],
-            )
+            planned = planned_cases[number]
+            mine = [fault for fault in faults if fault.case == number]
             with contextlib.ExitStack() as stack:
                 if any(fault.kind == "full-disk" for fault in mine):
                     stack.enter_context(disk_of(planned.case.folder, len(mine)))
