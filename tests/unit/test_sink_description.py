@@ -18,11 +18,14 @@ from onceflow.sinks import Files, Kafka, Log, Postgres, Sink, Sqlite, open_targe
 
 class Table(JsonFile):
     kind = "test-table"
-    place = "path"
 
     def __init__(self, path: Any, *, table: str = "rows", **options: Any) -> None:
         super().__init__(path)
         self.table, self.options = table, options
+
+
+class Placeless(JsonFile):
+    place = ""
 
 
 @pytest.fixture
@@ -87,7 +90,7 @@ def test_a_sink_is_moved_with_all_its_settings(tmp_path: Path) -> None:
     moved = Table(tmp_path / "a", table="counts", threads=2).moved(str(tmp_path / "b"))
     assert (moved.store.path, moved.table) == (tmp_path / "b", "counts")
     with pytest.raises(JobError, match="does not say which argument names its target"):
-        JsonFile(tmp_path / "a").moved("b")
+        Placeless(tmp_path / "a").moved("b")
 
 
 def test_a_secret_is_not_written_down(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-"""The page that builds a sink, typed as it stands into an empty folder."""
+"""The page about sinks: its commands do what it says, and its code is that of the examples."""
 
 from __future__ import annotations
 
 import os
-import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +14,8 @@ import onceflow
 from pages import DOCS, blocks, missing
 
 PAGE = DOCS / "write-a-sink.md"
-HERE = Path(__file__).parent
+EXAMPLE = DOCS.parent / "examples" / "json_sink"
+PACKAGE = DOCS.parent / "tests" / "third_party" / "onceflow_duckdb"
 _CI = ("CI", "BUILD_NUMBER")
 
 
@@ -37,37 +38,43 @@ def hide_pandas(folder: Path) -> None:
     (folder / "without" / "pandas.py").write_text("raise ImportError\n")
 
 
-def save(text: str, folder: Path) -> None:
-    """`# name.py` begins a file, `# name.py, at the end` goes on with one."""
-    found = re.match(r"# (\w+\.py)(, at the end)?\n", text)
-    assert found is not None, text
-    path = folder / found[1]
-    path.write_text(f"{path.read_text()}\n{text[found.end() :]}" if found[2] else text)
-
-
 @pytest.mark.kill
-def test_every_step_of_the_page_fails_or_passes_as_the_page_says(tmp_path: Path) -> None:
-    hide_pandas(tmp_path)
+def test_every_command_of_the_page_prints_what_the_page_shows(tmp_path: Path) -> None:
+    folder = tmp_path / "json_sink"
+    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    hide_pandas(folder)
     said = ""
     for language, text in blocks(PAGE):
-        match language:
-            case "python":
-                save(text, tmp_path)
-            case "bash":
-                said = type_in(text, tmp_path)
-            case "text":
-                assert list(missing(text, said)) == [], said
-            case "py":
-                assert text.startswith("flow.write(")  # a line of a job, which needs Spark
-            case _:
-                raise AssertionError(f"{PAGE} has a block of {language}")
+        if language == "bash":
+            said = type_in(text, folder)
+        elif language == "text":
+            assert list(missing(text, said)) == [], said
 
 
-def test_the_sink_of_the_page_is_the_one_that_the_wrong_sinks_are_made_of(tmp_path: Path) -> None:
+def test_the_code_of_the_page_is_that_of_the_examples() -> None:
+    files = [path.read_text() for path in EXAMPLE.glob("*.py")]
+    files += [(PACKAGE / "pyproject.toml").read_text()]
     for language, text in blocks(PAGE):
-        if language == "python":
-            save(text, tmp_path)
-        elif text.startswith("sed "):
-            type_in(text, tmp_path)
-    for name in ("json_store.py", "json_sink.py"):
-        assert (tmp_path / name).read_text() == (HERE / name).read_text()
+        assert language in ("python", "toml", "bash", "text")
+        if language in ("python", "toml"):
+            assert any(text in file for file in files), text
+
+
+def test_the_page_names_the_seed_and_all_settings_of_the_suite() -> None:
+    from onceflow.testing.under_test import SinkUnderTest
+
+    page = PAGE.read_text()
+    given = {"make_sink", "read_rows"}
+    tools = {"begin", "driver", "modes_of", "rows", "run", "ledger", "moments", "check"}
+    settings = {name for name in vars(SinkUnderTest) if not name.startswith("_")} - tools
+    assert given < settings
+    for name in settings:
+        assert f"`{name}" in page or name in given, f"{name} is not on {PAGE}"
+
+
+def test_the_page_names_every_ability() -> None:
+    from onceflow import sinks
+
+    abilities = [name for name in sinks.__all__ if name.startswith("Can")]
+    for name in abilities:
+        assert f"| `{name}` |" in PAGE.read_text()

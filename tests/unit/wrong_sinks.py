@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Iterator
@@ -10,13 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pyarrow.parquet as pq
 from json_sink import JsonFile
 from json_store import Store
 
-from onceflow.contract.ledger import judge
+from onceflow.contract.ledger import judge, staged_file_gone
 from onceflow.contract.schema import columns
 from onceflow.contract.staged_files import describe
-from onceflow.errors import Fenced, TargetForeign
+from onceflow.errors import Fenced, PublishFailed, PublishUnknown, TargetForeign
 from onceflow.sinks import (
     CanCleanUp,
     CanStage,
@@ -59,13 +61,18 @@ class Keyed(JsonFile):
     modes = ("append", "update", "complete")
 
     def _merged(self, rows: list[Any], publication: Publication) -> list[Any]:
-        added = super()._merged([], publication)
+        added = self._of_one_key(super()._merged([], publication), publication)
         ids = {row["id"] for *_, row in added}
         by = [publication.lineage, publication.epoch]
         for entry in rows:
             if not entry[4:] and (publication.mode == "complete" or entry[3]["id"] in ids):
                 entry.extend(by)
         return rows + added
+
+    def _of_one_key(self, added: list[Any], publication: Publication) -> list[Any]:
+        if publication.mode == "complete":
+            return added
+        return list({entry[3]["id"]: entry for entry in added}.values())
 
     def _stays(self, entry: list[Any], output: str, kept: dict[str, int]) -> bool:
         if entry[4:] and not super()._stays([entry[0], *entry[4:], None], output, kept):
@@ -144,6 +151,75 @@ class ShowsHalfAnEpoch(Plain):
         return merged
 
 
+class CommitsEvery5(Plain):
+    """Some rows at a time; the last ones with the ledger."""
+
+    size = 5
+
+    def publish(self, publication: Publication) -> Outcome:
+        for first in range(0, max(publication.rows, 1), self.size):
+            with self.store.change() as content:
+                said = self._said(content, publication.output)
+                if judge(self._ledger(said), publication, str(self)) is Verdict.ALREADY_PUBLISHED:
+                    return Outcome.ALREADY_PUBLISHED
+                rows = self._merged([], publication)
+                content["columns"] = columns(publication.schema)
+                content["rows"] += rows[first : first + self.size]
+                if first + self.size >= len(rows):
+                    said["lineages"][publication.lineage] = publication.epoch
+                    said["decision"] = publication.decision
+        return Outcome.PUBLISHED
+
+
+class CommitsEvery1000(CommitsEvery5):
+    size = 1000
+
+
+# ---------------------------------------------------------------- errors of a commit
+
+
+class _Catches(Plain):
+    """Does something of its own when its commit fails."""
+
+    def publish(self, publication: Publication) -> Outcome:
+        try:
+            outcome: Outcome = super().publish(publication)
+        except OSError as error:
+            return self.caught(error, publication)
+        return outcome
+
+    def caught(self, error: OSError, publication: Publication) -> Outcome:
+        raise NotImplementedError
+
+
+class TakesCommitErrorsForSuccess(_Catches):
+    def caught(self, error: OSError, publication: Publication) -> Outcome:
+        return Outcome.PUBLISHED
+
+
+class TakesCommitErrorsForFailure(_Catches):
+    def caught(self, error: OSError, publication: Publication) -> Outcome:
+        raise PublishFailed(f"{self}: {error}") from error
+
+
+class CleansUpAfterCommitErrors(_Catches):
+    def caught(self, error: OSError, publication: Publication) -> Outcome:
+        whose = [publication.output, publication.lineage, publication.epoch]
+        with self.store.change() as content:
+            content["rows"] = [entry for entry in content["rows"] if entry[:3] != whose]
+        raise PublishUnknown(f"{self}: {error}") from error
+
+
+class RetriesAfterCommitErrors(_Catches):
+    def caught(self, error: OSError, publication: Publication) -> Outcome:
+        with self.store.change() as content:
+            said = self._said(content, publication.output)
+            content["rows"] = self._merged(content["rows"], publication)
+            said["lineages"][publication.lineage] = publication.epoch
+            said["decision"] = publication.decision
+        return Outcome.PUBLISHED
+
+
 # ---------------------------------------------------------------- the ledger
 
 
@@ -163,6 +239,21 @@ class _Judges(Plain):
             content["rows"] = self._merged(content["rows"], publication)
             said["lineages"][publication.lineage] = publication.epoch
             said |= {"decision": publication.decision, "by": publication.term}
+        return Outcome.PUBLISHED
+
+
+class ReadsTheLedgerFirst(Plain):
+    """And then begins its transaction."""
+
+    def publish(self, publication: Publication) -> Outcome:
+        if judge(self.published(publication.output), publication, str(self)) is not Verdict.PUBLISH:
+            return Outcome.ALREADY_PUBLISHED
+        with self.store.change() as content:
+            said = self._said(content, publication.output)
+            content["columns"] = columns(publication.schema)
+            content["rows"] = self._merged(content["rows"], publication)
+            said["lineages"][publication.lineage] = publication.epoch
+            said["decision"] = publication.decision
         return Outcome.PUBLISHED
 
 
@@ -358,6 +449,72 @@ class TurnsNullIntoText(Plain):
             yield {name: "" if value is None else value for name, value in row.items()}
 
 
+class KeepsTheFirst500(Plain):
+    def _merged(self, rows: list[Any], publication: Publication) -> list[Any]:
+        return rows + super()._merged([], publication)[:500]
+
+
+class DropsEqualRows(Plain):
+    def _merged(self, rows: list[Any], publication: Publication) -> list[Any]:
+        known = {json.dumps(row) for *_, row in rows}
+        for entry in super()._merged([], publication):
+            if json.dumps(entry[3]) not in known:
+                known.add(json.dumps(entry[3]))
+                rows = [*rows, entry]
+        return rows
+
+
+class DropsRowsOfKnownNumbers(Plain):
+    """It knows a row by its epoch and its number there; a second lineage has the same ones."""
+
+    def _merged(self, rows: list[Any], publication: Publication) -> list[Any]:
+        added: list[Any] = super()._merged([], publication)
+        known = sum(entry[0] == publication.output and entry[2] == publication.epoch
+                    for entry in rows)  # fmt: skip
+        return rows + added[known:]
+
+
+class ReadsTheFirstRowGroup(Plain):
+    def _staged_rows(self, publication: Publication) -> Iterator[Any]:
+        for file in publication.files:
+            if not Path(file.path).exists():
+                raise staged_file_gone(str(self), file.path, publication.epoch)
+            yield from pq.ParquetFile(file.path).read_row_group(0).to_pylist()
+
+
+class StopsAtAnEmptyFile(Plain):
+    def _staged_rows(self, publication: Publication) -> Iterator[Any]:
+        files = tuple(itertools.takewhile(lambda file: file.rows, publication.files))
+        return super()._staged_rows(replace(publication, files=files))
+
+
+class KeepsTheFirstOfAKey(Keyed):
+    no_rewind = "it is not tested"
+
+    def _of_one_key(self, added: list[Any], publication: Publication) -> list[Any]:
+        return super()._of_one_key(added[::-1], publication)
+
+
+class NeverFindsNull(Keyed):
+    """In SQL, NULL equals nothing."""
+
+    no_rewind = "it is not tested"
+
+    def _merged(self, rows: list[Any], publication: Publication) -> list[Any]:
+        null = [entry for entry in rows if entry[3]["id"] is None]
+        found = [entry for entry in rows if entry[3]["id"] is not None]
+        return null + super()._merged(found, publication)
+
+
+class KeepsRowsWithoutNewOnes(Keyed):
+    """In complete mode."""
+
+    no_rewind = "it is not tested"
+
+    def _merged(self, rows: list[Any], publication: Publication) -> list[Any]:
+        return super()._merged(rows, publication) if publication.files else rows
+
+
 class AddsInUpdateMode(Keyed):
     no_rewind = "it is not tested"
 
@@ -377,7 +534,8 @@ class AddsInCompleteMode(Keyed):
 class ThrowsOldRowsAway(Plain, CanCleanUp):
     def tidy(self) -> None:
         with self.store.change() as content:
-            content["rows"] = content["rows"][-60:]
+            newest = sorted({entry[2] for entry in content["rows"]})[-15:]
+            content["rows"] = [entry for entry in content["rows"] if entry[2] in newest]
 
 
 # ---------------------------------------------------------------- rewind

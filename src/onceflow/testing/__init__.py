@@ -29,7 +29,13 @@ def __getattr__(name: str) -> Any:
         from onceflow.errors import SetupError
 
         raise SetupError("the contract of sinks needs pytest", hint="pip install pytest") from None
-    for module in ("contract", "rewinding", "under_test"):  # failed assertions show what they met
+    for module in (
+        "commit_errors",
+        "contract",
+        "rewinding",
+        "row_tests",
+        "under_test",
+    ):  # failed assertions show what they met
         pytest.register_assert_rewrite(f"{__name__}.{module}")
     from onceflow.testing.contract import SinkContract
 

@@ -35,18 +35,21 @@ from onceflow.errors import (
     TargetBehind,
     TargetForeign,
 )
+from onceflow.testing.commit_errors import CommitErrors
 from onceflow.testing.moments import Aside, at_moments, kill_at
 from onceflow.testing.processes import in_another_process, is_killed
 from onceflow.testing.rewinding import Rewinding
-from onceflow.testing.rows import Row, awkward_rows
+from onceflow.testing.row_tests import Rows
+from onceflow.testing.rows import Row
 from onceflow.testing.stand_in import LINEAGE, OUTPUT, StandIn
 from onceflow.testing.under_test import SinkUnderTest, same
 
 OTHER_OUTPUT = "job/query/other"
 OTHER_LINEAGE = "1a8fad5b-d9cb-469f-a165-70867728950e"
+_TRIES_OF_MANY, _LOOKS_AT_MANY = 5, 12  # at so many moments of a publish of many rows
 
 
-class SinkContract(Rewinding):
+class SinkContract(Rows, CommitErrors, Rewinding):
     """Subclass it, name the class `Test…`, and give it `make_sink` and `read_rows`."""
 
     @pytest.fixture
@@ -61,44 +64,58 @@ class SinkContract(Rewinding):
     # -------------------------------------------------------------- all or nothing
 
     def test_a_publish_that_is_killed_shows_its_epoch_whole_or_not_at_all(self) -> None:
-        driver, kills = self.driver(1).open(), 0
+        driver, kills, epoch = self.driver(1).open(), 0, 1
         self.run(driver, 0)
-        moments = self.moments(partial(driver.publish, driver.stage(1, self.rows(1))))
-        for epoch, moment in enumerate(moments, start=2):
-            when = f"after a kill at moment {moment} of the publish of epoch {epoch}"
-            decided = driver.stage(epoch, self.rows(epoch))
-            kills += is_killed(_publish, self, decided, driver.term + 1, moment)
-            driver = self.driver(driver.term + 2)
-            is_there = driver.fence().position == decided.position
-            same(self.read_epochs(self.folder), self.rows(*range(epoch + is_there)), when)
-            outcome = driver.recover(decided)
-            assert (outcome is Outcome.ALREADY_PUBLISHED) == is_there, when
-            driver.sweep()
-            self.check(decided, *range(epoch + 1), term=driver.term, when=f"{when}, recovered")
+        for many, tries in ((False, self.tries), (True, _TRIES_OF_MANY)):
+            self.large |= set(range(epoch, epoch + tries + 1)) if many else set()
+            moments = self.moments(
+                partial(driver.publish, driver.stage(epoch, self.rows(epoch))), tries
+            )
+            inner = moments[1:-1] if many else moments
+            for epoch, moment in enumerate(inner, start=epoch + 1):  # noqa: B020
+                when = f"after a kill at moment {moment} of the publish of epoch {epoch}"
+                decided = driver.stage(epoch, self.rows(epoch))
+                kills += is_killed(_publish, self, decided, driver.term + 1, moment)
+                driver = self.driver(driver.term + 2)
+                is_there = driver.fence().position == decided.position
+                same(self.read_epochs(self.folder), self.rows(*range(epoch + is_there)), when)
+                outcome = driver.recover(decided)
+                assert (outcome is Outcome.ALREADY_PUBLISHED) == is_there, when
+                driver.sweep()
+                self.check(decided, *range(epoch + 1), term=driver.term, when=f"{when}, recovered")
+            epoch += 1
         assert kills, "no publish was killed"
 
     def test_a_reader_sees_whole_epochs_and_none_of_them_goes(self) -> None:
         driver = self.driver(1).open()
         self.run(driver, 0)
+        self.large = {3, 4}
         looks: list[Aside] = []
         seen: list[list[Row]] = []
 
-        def look(_: int) -> None:
+        def look() -> None:
             if not looks or looks[-1].ended:
                 looks.append(Aside(lambda: seen.append(self.read_epochs(self.folder))))
             looks[-1].let_go_first()
 
         for epoch in (1, 2):
             decided = driver.stage(epoch, self.rows(epoch))
-            with at_moments(look):
+            with at_moments(lambda _: look()):
                 driver.publish(decided)
+        publish = partial(driver.publish, driver.stage(3, self.rows(3)))
+        chosen = set(self.moments(publish, _LOOKS_AT_MANY))
+        decided = driver.stage(4, self.rows(4))
+        with at_moments(lambda moment: look() if moment in chosen else None):
+            driver.publish(decided)
         for aside in looks:
             aside.end()
-        shown = 1
+        shown = 0
+        wholes = [self.rows(*range(epoch + 1)) for epoch in range(5)]
         for rows in (*seen, self.read_epochs(self.folder)):
-            shown = max(shown, len(rows) // 4)
-            same(rows, self.rows(*range(shown)), "a reader in the middle of a publish")
-        assert shown == 3
+            fits = [number for number, whole in enumerate(wholes) if len(whole) <= len(rows)]
+            shown = max([shown, *fits])
+            same(rows, wholes[shown], "a reader in the middle of a publish")
+        assert shown == 4
 
     # -------------------------------------------------------------- once
 
@@ -162,26 +179,43 @@ class SinkContract(Rewinding):
         self.check(last, 0, 1, 2, term=2)
 
     def test_a_driver_that_is_replaced_in_the_middle_of_a_publish_changes_nothing(self) -> None:
-        """Also if it had read the ledger before its successor came."""
+        """Even if it had read the ledger before its successor came."""
+        self._replace(sweeps=True)
+
+    def test_a_driver_that_is_replaced_by_one_that_has_not_swept_changes_nothing(self) -> None:
+        """The staged files are still there when the older driver wakes up."""
+        self._replace(sweeps=False)
+
+    def _replace(self, *, sweeps: bool) -> None:
         driver = self.driver(1).open()
         self.run(driver, 0)
-        moments = self.moments(partial(driver.publish, driver.stage(1, self.rows(1))))
+        # With its staged files gone, an older driver fails for many reasons; so this looks closer.
+        tries = self.tries if sweeps else 3 * self.tries
+        moments = self.moments(partial(driver.publish, driver.stage(1, self.rows(1))), tries)
         for number, moment in enumerate(moments, start=1):
             epoch = 2 * number
-            driver = self._replaced(driver, driver.stage(epoch, self.rows(epoch)), moment)
+            decided = driver.stage(epoch, self.rows(epoch))
+            driver = self._replaced(driver, decided, moment, sweeps=sweeps)
             when = f"a successor came at moment {moment} of the publish of epoch {epoch}"
             same(self.read_rows(self.folder), self.rows(*range(epoch + 2)), when)
             assert self.ledger() == driver.ledger, when
 
-    def _replaced(self, driver: StandIn, decided: Publication, moment: int) -> StandIn:
-        """Publish; at that moment a successor publishes the same, sweeps, and runs one epoch more,
-        if nothing that the older driver holds keeps it from that until the older one has ended."""
+    def _replaced(
+        self, driver: StandIn, decided: Publication, moment: int, *, sweeps: bool
+    ) -> StandIn:
+        """Publish; at that moment a successor publishes the same, if nothing that the older driver
+        holds keeps it from that until the older one has ended. `sweeps`: it then sweeps and runs
+        one epoch more, at once; else when the older driver has ended."""
         successor = self.driver(driver.term + 1)
         came: list[Aside] = []
 
         def take_over() -> None:
             if successor.fence().position != decided.position:
                 successor.recover(decided)
+            if sweeps:
+                go_on()
+
+        def go_on() -> None:
             successor.sweep()
             self.run(successor, decided.epoch + 1)
 
@@ -190,11 +224,13 @@ class SinkContract(Rewinding):
                 came.append(Aside(take_over))
                 came[0].let_go_first()
 
-        with suppress(Exception), at_moments(act):  # what it hears is that it was replaced
+        with suppress(Exception), at_moments(act):  # the error says that it was replaced
             driver.publish(decided)
         if not came:
             act(moment)
         came[0].end()
+        if not sweeps:
+            go_on()
         return successor
 
     def test_a_lower_term_cannot_fence(self) -> None:
@@ -330,36 +366,6 @@ class SinkContract(Rewinding):
         if not own:
             pytest.skip("the sink stages nothing in the target")
         return own
-
-    # -------------------------------------------------------------- rows
-
-    def test_values_come_back_as_they_were(self) -> None:
-        rows = awkward_rows(self.schema, 0)
-        self.driver(1).open().run(0, rows)
-        same(self.read_rows(self.folder), rows)
-
-    def test_update_mode_keeps_the_last_row_of_each_key(self) -> None:
-        driver = self.driver(1, mode="update")
-        if "update" not in self.modes_of(driver.sink):
-            pytest.skip("the sink does not take update mode")
-        old, new = self.rows(0), self.rows(0, version=1)
-        driver.open().run(0, old)
-        driver.run(1, [*new[:2], *self.rows(1)])
-        same(self.read_latest(self.folder), [*new[:2], *old[2:], *self.rows(1)])
-
-    def test_complete_mode_replaces_all_rows(self) -> None:
-        driver = self.driver(1, mode="complete")
-        if "complete" not in self.modes_of(driver.sink):
-            pytest.skip("the sink does not take complete mode")
-        self.run(driver.open(), 0, 1)
-        same(self.read_rows(self.folder), self.rows(1))
-
-    def test_keeping_house_changes_neither_rows_nor_ledger(self) -> None:
-        driver = self.driver(1).open()
-        last = self.run(driver, *range(20))
-        self.check(last, *range(20))
-        self.driver(2).open()
-        self.check(last, *range(20), term=2)
 
 
 def _publish(case: SinkUnderTest, decided: Publication, term: int, moment: int) -> None:

@@ -13,6 +13,7 @@ Row = dict[str, Any]
 
 _EXACT = Context(prec=76)  # Python's own rounds to 28 digits
 _YEAR = datetime(2026, 1, 1, tzinfo=UTC)
+_SHOWN = 10  # ids
 _TIMES = [
     datetime(1970, 1, 1, tzinfo=UTC) - timedelta(microseconds=1),
     datetime(2026, 3, 29, 1, 30, tzinfo=UTC),  # an hour that summer time leaves out elsewhere
@@ -51,23 +52,54 @@ def awkward_rows(schema: str, first: int) -> list[Row]:
 
 
 def difference(found: Iterable[Row], wanted: Iterable[Row]) -> str:
-    """What is wrong with `found`, in words; empty if it has just the rows that are wanted."""
+    """What is wrong with `found`, in words; empty if it has just the rows that are wanted, each as
+    often. Columns that the wanted rows do not have are not compared."""
     found, wanted = list(found), list(wanted)
-    have, want = (Counter(row["id"] for row in rows) for rows in (found, wanted))
-    wrong = [_ids("lost", want - have), _ids("too many", have - want)]
-    known = {row["id"]: row for row in wanted}
-    for row in found:
-        right = known.get(row["id"], row)
-        wrong += [
-            f"{name} of id {row['id']} is {row.get(name)!r}, not {right[name]!r}"
-            for name in right
-            if name not in row or row[name] != right[name]
-        ]
-    return "; ".join(filter(None, wrong))
+    names = list(wanted[0]) if wanted else []
+    extra, lost = _without(found, wanted, names), _without(wanted, found, names)
+    wrong = []
+    for row in list(extra):
+        right = next((other for other in lost if other["id"] == row["id"]), None)
+        if right is not None:
+            extra.remove(row)
+            lost.remove(right)
+            wrong += [
+                f"{name} of id {row['id']} is {row.get(name)!r}, not {right[name]!r}"
+                for name in names
+                if name not in row or row[name] != right[name]
+            ]
+    return "; ".join(filter(None, [_ids("lost", lost), _ids("too many", extra), *wrong]))
 
 
-def _ids(what: str, rows: Counter[int]) -> str:
-    return f"{what}: id {', '.join(map(str, sorted(rows.elements())))}" if rows else ""
+def _without(rows: list[Row], others: list[Row], names: list[str]) -> list[Row]:
+    """Those of `rows` that `others` do not have, or do not have so often."""
+    left = Counter(_key(row, names) for row in others)
+    found = []
+    for row in rows:
+        key = _key(row, names)
+        if left[key]:
+            left[key] -= 1
+        else:
+            found.append(row)
+    return found
+
+
+def _key(row: Row, names: list[str]) -> tuple[Any, ...]:
+    return tuple(_hashable(row[name]) if name in row else KeyError for name in names)
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return tuple((name, _hashable(value[name])) for name in sorted(value))
+    if isinstance(value, list | tuple):
+        return tuple(map(_hashable, value))
+    return bytes(value) if isinstance(value, bytearray | memoryview) else value
+
+
+def _ids(what: str, rows: list[Row]) -> str:
+    ids = sorted((row["id"] for row in rows), key=lambda id: (id is None, id))
+    more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
+    return f"{what}: id {', '.join(map(str, ids[:_SHOWN]))}{more}" if rows else ""
 
 
 def _fields(schema: str) -> list[dict[str, Any]]:
@@ -90,7 +122,7 @@ def _value(kind: Any, n: int) -> Any:
         case "float" | "double":
             return n / 4
         case "date":
-            return _YEAR.date() + timedelta(days=n)
+            return _YEAR.date() + timedelta(days=n % 7)
         case "timestamp":
             return _YEAR + timedelta(microseconds=n)
         case "timestamp_ntz":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -86,15 +87,21 @@ class StandIn:
         clean_up_of(self.sink).tidy()
         return decided
 
-    def stage(self, epoch: int, rows: Iterable[Row]) -> Publication:
-        """Stage rows and harden them. What is returned is what a decision would say."""
+    def stage(
+        self, epoch: int, rows: Iterable[Row], *, group: int | None = None, empty: bool = False
+    ) -> Publication:
+        """Stage rows and harden them. What is returned is what a decision would say.
+
+        `group`: rows of a row group. `empty`: with a file without rows between the two others.
+        """
         tag = f"{self.lineage[:8]}-{epoch}-{self.term}-{uuid.uuid4().hex[:8]}"
         folder = self.home / "staged" / tag
         root = folder / "rows"
         root.mkdir(parents=True)
-        self._write(list(rows), root)
+        self._write(list(rows), root, group)
+        files = describe(root, partition_names(self.sink))
         staged = Staged(
-            files=describe(root, partition_names(self.sink)),
+            files=(files[0], self._empty_file(files[0]), *files[1:]) if empty else files,
             folder=folder,
             scratch=folder / "0",
             tag=tag,
@@ -127,7 +134,7 @@ class StandIn:
             decision=f"decision {epoch} of {self.lineage[:8]}",
         )
 
-    def _write(self, rows: list[Row], root: Path) -> None:
+    def _write(self, rows: list[Row], root: Path, group: int | None) -> None:
         """Two files in each folder that has several rows, so that a part of them can be seen."""
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -143,8 +150,17 @@ class StandIn:
                 if half:
                     table = pa.Table.from_pylist(half, arrow_schema(self.schema))
                     # As Spark names them: the order of the names is the order of the rows.
-                    name = f"part-{number:05}-{uuid.uuid4()}.parquet"
-                    pq.write_table(table, folder / name)
+                    name = f"part-{2 * number:05}-{uuid.uuid4()}.parquet"
+                    pq.write_table(table, folder / name, row_group_size=group)
+
+    def _empty_file(self, before: Committable) -> Committable:
+        """In the same folder, with a name that follows."""
+        import pyarrow.parquet as pq
+
+        path = Path(before.path).with_name(f"part-00001-{uuid.uuid4()}.parquet")
+        pq.write_table(arrow_schema(self.schema).empty_table(), path)
+        data = path.read_bytes()
+        return replace(before, path=str(path), rows=0, bytes=len(data), crc32=zlib.crc32(data))
 
     def _read(self, root: Path) -> Any:
         if self.session is None:

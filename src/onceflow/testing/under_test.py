@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import random
 import uuid
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,6 +32,9 @@ class SinkUnderTest:
     modes: ClassVar[tuple[str, ...]] = ()  # what it takes, if that is not all of `Sink.modes`
     secret: ClassVar[str] = ""  # a password that `make_sink` gives to the sink
     tries: ClassVar[int] = 8  # a publish is killed, or its driver replaced, at so many moments
+    upserts: ClassVar[bool] = (
+        False  # does the target keep one row of each `id`, in append mode too?
+    )
 
     def make_sink(self, folder: Path) -> Sink:
         """A new sink. All that are made for one folder have one target, which is not created."""
@@ -55,6 +61,11 @@ class SinkUnderTest:
         """A value for each level of sub-folders, if these are not columns."""
         return folder_values(sink, row)
 
+    def commit_fails(self, sink: Sink, *, landed: bool) -> AbstractContextManager[object] | None:
+        """In the block, the first commit of this sink ends with an error. `landed`: it has taken
+        effect all the same. None: what the sink makes of such an error is not tested."""
+        return None
+
     # -------------------------------------------------------------- what tests are made of
 
     def begin(self, root: Path, session: Any = None) -> None:
@@ -62,6 +73,11 @@ class SinkUnderTest:
         self.folder = root / f"t{uuid.uuid4().hex[:12]}"
         self.folder.mkdir()
         self.schema = parse_schema(self.columns)
+        self.seed = int(os.environ.get("ONCEFLOW_SEED") or random.randrange(2**32))
+        print(f"ONCEFLOW_SEED={self.seed} repeats the sizes of these epochs")  # noqa: T201
+        sizes = random.Random(self.seed)
+        self.few, self.many = sizes.randint(6, 12), sizes.randint(1_001, 1_500)
+        self.large: set[int] = set()  # epochs with many rows
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_session": None}  # a session does not go to another process
@@ -77,8 +93,9 @@ class SinkUnderTest:
         return self.modes or sink.modes
 
     def rows(self, *epochs: int, version: int = 0) -> list[Row]:
-        """Four rows for each epoch."""
-        ids = [epoch * 10 + n for epoch in epochs for n in range(4)]
+        """A few rows for each epoch, many for those in `large`; no two with the same `id`."""
+        sizes = [(epoch, self.many if epoch in self.large else self.few) for epoch in epochs]
+        ids = [epoch * 10_000 + n for epoch, size in sizes for n in range(size)]
         return [make_row(self.schema, n, version=version) for n in ids]
 
     def run(self, driver: StandIn, *epochs: int) -> Publication:
@@ -91,13 +108,13 @@ class SinkUnderTest:
         driver.sink.prepare(output, self.schema, driver.mode)
         return driver.sink.published(output)
 
-    def moments(self, work: Callable[[], object]) -> list[int]:
+    def moments(self, work: Callable[[], object], tries: int | None = None) -> list[int]:
         """Do the work and see how many moments it has; `tries` of them, from first to last."""
         passed: list[int] = []
         with at_moments(passed.append):
             work()
         assert passed, "nothing was done that lasts"
-        steps = max(1, self.tries - 1)
+        steps = max(1, (tries or self.tries) - 1)
         return sorted({1 + (len(passed) - 1) * n // steps for n in range(steps + 1)})
 
     def check(self, last: Publication, *epochs: int, term: int = 1, when: str = "") -> None:

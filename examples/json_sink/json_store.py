@@ -1,4 +1,5 @@
-# json_store.py
+"""The file: read at any time, changed by one process at a time."""
+
 import fcntl
 import json
 from contextlib import contextmanager

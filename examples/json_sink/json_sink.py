@@ -1,4 +1,5 @@
-# json_sink.py
+"""A sink of one JSON file, which only ever changes as a whole (docs/write-a-sink.md)."""
+
 import os
 
 import pyarrow.parquet as pq
@@ -16,7 +17,8 @@ class JsonFile(Sink, CanRewind):
     It writes the whole file anew for each epoch, so it is for small results.
     """
 
-    shared = True
+    shared = True  # several outputs may write into one file
+    place = "path"
 
     def __init__(self, path):
         self.store = Store(path)
