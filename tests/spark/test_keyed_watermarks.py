@@ -44,7 +44,7 @@ Event = tuple[str, str, int]  # key, kind, seconds
 
 @pytest.fixture(params=[1, 2], ids=["one core", "two cores"])
 def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one core nothing is shuffled; who is late does not depend on that either."""
+    """On one core nothing is shuffled; which rows are late does not depend on that either."""
     monkeypatch.setattr(SparkContext, "defaultParallelism", request.param)
 
 
@@ -126,7 +126,7 @@ SLOW = (100, 120, 105, 115, 112, 130, 119)
 
 
 @pytest.mark.usefixtures("cores")
-@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize(("cores", "size"), [(2, 1), (1, 7), (2, 1000)], indirect=["cores"])
 def test_which_rows_are_late_does_not_depend_on_the_size_of_epochs(
     tmp_path: Path, spark: SparkSession, size: int
 ) -> None:
@@ -189,7 +189,7 @@ def joins_truth(stream: Stream) -> Counter[Row]:
 
 
 @pytest.mark.usefixtures("cores")
-@pytest.mark.parametrize("size", [5, 1000])
+@pytest.mark.parametrize(("cores", "size"), [(1, 5), (2, 1000)], indirect=["cores"])
 def test_sessions_and_joins_are_the_same_in_epochs_of_any_size(
     tmp_path: Path, spark: SparkSession, size: int
 ) -> None:

@@ -9,7 +9,7 @@ The same keys, state, rows and time give the same result if the process is deter
 On the clock of events the time of a key is the watermark of the epochs before, but not later than
 the first of its timers that is due. So a row at or after the watermark always sees a value that was
 written less than its ttl before it, and may see one a little longer. A row behind the watermark
-(one of the first of a partition that nobody waited for) sees what merges of runs have left.
+(one of the first rows of its partition) sees what merges of runs have left.
 """
 
 from __future__ import annotations
