@@ -1,4 +1,4 @@
-"""The cut at the end of an epoch: what it takes, taking it, and whether that is all."""
+"""The cut at the end of an epoch: find its files, take them, and check that none is missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OTHER = "take another savepoint"
 
 @dataclass(frozen=True)
 class Cut:
-    """The end of one decided epoch of one query: all that a query needs to go on from there."""
+    """The end of one decided epoch of one query: all that a query needs to continue from there."""
 
     decisions: list[Decision]  # that of the cut, and the one before it
     sources: dict[str, list[str]]  # file source -> the entries of its log
@@ -38,7 +38,7 @@ class Cut:
 
 
 def cut_of(query: Query, epoch: int | None = None) -> Cut | None:
-    """The cut at the end of that epoch, or of the last published one; None if none is published."""
+    """The cut at the end of an epoch, by default of the last published one. None if none is."""
     if epoch is None:
         decisions = published_decisions(query)
     else:
@@ -63,8 +63,8 @@ def _keyed_files(folder: Path, decision: Decision) -> list[Path]:
 
 
 def published_decisions(query: Query) -> list[Decision]:
-    """The retained decisions that are surely published, oldest first: Spark commits an epoch after
-    that, and no epoch is decided before the one below it is published."""
+    """The retained decisions that are certainly published, oldest first. Spark commits an epoch
+    after it is published, and no epoch is decided before the one below it is published."""
     log = query.epoch_log().read()
     decisions, origin = log.decisions, Origin.of(log)
     if decisions:
@@ -76,7 +76,8 @@ def published_decisions(query: Query) -> list[Decision]:
 
 
 def take_cut(cut: Cut, folder: Path, known: Hashes) -> dict[str, Any]:
-    """Take the files of a cut. `FileNotFoundError`, `CheckpointRefused`: some were gone before."""
+    """Take the files of a cut into a savepoint. `FileNotFoundError` or `CheckpointRefused` if some
+    were removed before."""
     place_files(cut, folder)
     held = {
         "epoch": cut.decision.epoch,
@@ -111,7 +112,8 @@ def _listed(cut: Cut, folder: Path, known: Hashes) -> list[dict[str, Any]]:
 
 
 def _linked(path: Path, target: Path) -> bool:
-    """False: on another file system, or on one without links. It must be copied."""
+    """Link a file. False if it must be copied: the target is on another file system, or on one
+    without links."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(path, target)
@@ -132,7 +134,7 @@ def refuse_full_disk(needed: int, folder: Path) -> None:
 
 
 def refuse_incomplete(root: Path, held: dict[str, Any]) -> None:
-    """Does a query's part of a savepoint, in `root`, hold all that its epoch takes?"""
+    """Refuse a query's part of a savepoint, in `root`, that lacks something its epoch needs."""
     try:
         decisions = [Decision.from_json(decision) for decision in held["decisions"]]
         last = decisions[-1]

@@ -21,7 +21,7 @@ from onceflow.spark.state_schema import state_stores
 
 
 def chosen_queries(folder: JobFolder, name: str | None, lineage: str | None = None) -> list[Query]:
-    """The query of that name, or all that started; in that lineage, or in the current one."""
+    """The query of that name, or all that started, in that lineage or in the current one."""
     found = folder.queries_of(lineage) if lineage else folder.queries()
     if not found:
         raise JobError(f"job {folder.name} has not started yet", hint="run it first")
@@ -35,7 +35,7 @@ def chosen_queries(folder: JobFolder, name: str | None, lineage: str | None = No
 
 
 def not_retained(query: Query, epoch: int, known: Iterable[int]) -> JobError:
-    """With the nearest ones, below and above."""
+    """The error for an epoch that is not retained. It names the nearest ones."""
     numbers = sorted(known)
     if not numbers:
         return JobError(f"{query.job}/{query.name} has decided no epoch yet", hint="let it run")
@@ -51,8 +51,8 @@ def not_retained(query: Query, epoch: int, known: Iterable[int]) -> JobError:
 def where_decided(
     folder: JobFolder, query: Query, epoch: int, *, follow: bool = True
 ) -> tuple[Query, dict[int, Decision]]:
-    """The query in the lineage that decided the epoch, and what is retained up to there and here.
-    `follow`: also through the lineages that this one comes from."""
+    """The query in the lineage that decided the epoch, and the decisions that are retained from
+    there to here. `follow`: search the lineages that this one comes from, too."""
     log = query.epoch_log().read()
     known = {decision.epoch: decision for decision in log.decisions}
     origin = Origin.of(log)
@@ -69,9 +69,9 @@ def where_decided(
 
 
 def restorable_decisions(query: Query) -> list[Decision]:
-    """Those that a query could go on from, oldest first. A lineage that goes on from a cut has the
-    state of its cut and none from before; what Spark planned, it has from its first start on. Spark
-    asks for the plan of the epoch before, too, so of the oldest decision in the log nobody can."""
+    """The decisions that a query could continue from, oldest first. A lineage that begins with a
+    cut has no state from before the cut, and has Spark's plans from its first start on. Spark needs
+    the plan of the epoch before as well, so the oldest decision in the log is not among them."""
     log, planned = query.epoch_log().read(), set(ReadCheckpoint(query.folder).planned())
     origin = Origin.of(log)
     if origin is not None and not log.opened:
@@ -92,7 +92,7 @@ class RestorableRange:
 
 
 def restorable_range(query: Query) -> RestorableRange | None:
-    """None: there is none."""
+    """The retained epochs of a query, or None."""
     planned, log = ReadCheckpoint(query.folder).planned(), query.epoch_log()
     oldest = log.ends(0)
     if not planned or oldest is None:
@@ -109,8 +109,8 @@ def restorable_range(query: Query) -> RestorableRange | None:
 def cuts_at(
     folder: JobFolder, to: str, *, lineage: str | None = None
 ) -> dict[str, tuple[str, Cut]]:
-    """The cut of each query at an epoch, or at the last one that was decided before a time; of the
-    lineage that the job is in, or of another."""
+    """The cut of each query at an epoch, or at the last epoch that was decided before a time.
+    `lineage`: in another lineage than the current one."""
     found = {}
     for query in folder.queries_of(lineage) if lineage else folder.queries():
         if query.epoch_log().read().last is None:
@@ -158,7 +158,7 @@ def _time(text: str) -> datetime:
 def describe_epoch(
     folder: JobFolder, epoch: int, *, query: str | None = None, lineage: str | None = None
 ) -> list[Epoch]:
-    """What is known of an epoch, of each query that has it."""
+    """An epoch in detail, for each query that has it."""
     found, missing = [], []
     for one in chosen_queries(folder, query, lineage):
         place, known = where_decided(folder, one, epoch, follow=lineage is None)

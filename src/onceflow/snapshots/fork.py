@@ -1,4 +1,4 @@
-"""A second job from the cut of a first one, with outputs of its own."""
+"""Make a second job from the cut of a first one, with outputs of its own."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Fork:
         return found
 
     def _refuse_overlap(self, move: Move) -> None:
-        """Files of two jobs in one folder: readers would see both, and each job the other's."""
+        """Refuse a folder of another job: readers would see the files of both."""
         if not os.path.isabs(move.to):
             return  # the name of a table or a topic
         ours = Path(os.path.realpath(move.to))

@@ -1,7 +1,7 @@
-"""The state of a keyed step at the end of any retained epoch, while the job runs or not.
+"""The state of a keyed step at the end of any retained epoch, whether the job runs or not.
 
-Manifests and runs never change, so what is read is the state of that epoch, whatever the job does
-meanwhile. If it gives the epoch up and removes the files, that is said.
+Manifests and runs never change, so a reader sees the state of that epoch whatever the job does
+meanwhile. If the job removes the files of the epoch, the error says so.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Looked:
-    """A key that was looked for: where it would be, and its row if it is there."""
+    """A key that was looked up: its group, and its row if there is one."""
 
     key: Row
     group: int
@@ -83,7 +83,7 @@ class KeyedState:
 
     @contextlib.contextmanager
     def _there(self) -> Iterator[None]:
-        """What is missing is damage, unless the job has given the epoch up meanwhile."""
+        """A missing file is damage, unless the job no longer retains the epoch."""
         try:
             yield
         except (Damaged, FileNotFoundError):
@@ -96,7 +96,7 @@ class KeyedState:
     # ------------------------------------------------------------ how much there is
 
     def about(self) -> Row:
-        """What can be told without looking at a row. Rows are with older versions."""
+        """Sizes and columns, without reading a row. Rows include their older versions."""
         manifest = self.manifest
         counts, sizes = manifest.counts(), self._sizes()
         rows = sum(counts)
@@ -140,13 +140,13 @@ class KeyedState:
     # ------------------------------------------------------------ rows
 
     def rows(self) -> Iterator[Row]:
-        """All keys that there are, in the order of their places."""
+        """All keys, in the order of their places."""
         with self._there():
             for places, keys, values in self._reader().scan():
                 yield from self._told(groups_of(places, self.manifest.groups), keys, values)
 
     def look_up(self, text: str) -> Looked:
-        """One key: the text of its only column, or several as a JSON list or object."""
+        """Look up one key: the text of its only column, or several as a JSON list or object."""
         given = _key(text, {name: self.kinds[name] for name in self.schema.keys.names})
         columns = [
             pa.array([value], field.type)
@@ -180,8 +180,8 @@ class KeyedState:
     # ------------------------------------------------------------ as Parquet
 
     def export(self, to: Path, tell: Tell) -> int:
-        """Rows that were written. Nothing is left of an export that fails; of one that is killed,
-        what is left is known for what it is."""
+        """Write all rows as Parquet and return their number. An export that fails leaves nothing.
+        One that is killed leaves files that say they are not complete."""
         if to.exists() and (not to.is_dir() or any(to.iterdir())):
             raise JobError(
                 f"{to} is there, and not empty", hint="name a new folder, or one without files"
@@ -240,7 +240,7 @@ def _as_key(kinds: Mapping[str, Any]) -> str:
 def choose_step(
     folder: JobFolder, steps: list[KeyedState], step: str | None, *, one: bool = False
 ) -> list[KeyedState]:
-    """Those that are meant, or the one that is; `JobError` with those that there are."""
+    """The chosen steps, or the chosen one. `JobError` that lists all if that is not possible."""
     found = [state for state in steps if step in (None, state.step)]
     if found and not (one and len(found) > 1):
         return found

@@ -15,8 +15,8 @@ from onceflow.snapshots.shapes import Lineage, LineageFacts, LineageSavepoint
 def describe_lineages(
     folder: JobFolder, read: Callable[[Query], EpochLog] = lambda query: query.epoch_log().read()
 ) -> list[Lineage]:
-    """All that the job was ever in, from the first to the current one. `read`: who asks again and
-    again keeps the logs."""
+    """All lineages that the job was ever in, from the first to the current one. `read`: a page that
+    asks again and again keeps the logs."""
     known = folder.lineages()
     savepoints: dict[str, list[LineageSavepoint]] = {}
     for savepoint in Savepoints(folder).readable():
@@ -54,7 +54,7 @@ def _about(folder: JobFolder, lineage: str, read: Callable[[Query], EpochLog]) -
 
 
 def decided_in(log: EpochLog) -> dict[str, int] | None:
-    """The first and the last epoch that were decided in a lineage, not in one before it."""
+    """The first and the last epoch that were decided in this lineage, not in one before it."""
     origin = Origin.of(log)
     first = 0 if origin is None else origin.cut + 1
     if log.last is None or log.last.epoch < first:
@@ -63,7 +63,7 @@ def decided_in(log: EpochLog) -> dict[str, int] | None:
 
 
 def find_lineage(folder: JobFolder, beginning: str) -> str:
-    """The lineage whose id begins so."""
+    """The lineage whose id has this beginning."""
     known = folder.lineages()
     found = [lineage for lineage in known if lineage.startswith(beginning)]
     if len(found) == 1:

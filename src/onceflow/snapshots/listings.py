@@ -1,4 +1,4 @@
-"""Savepoints, retained epochs and state, as the command line and the page tell of them."""
+"""Savepoints, retained epochs and state, as the command line and the page show them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from onceflow.snapshots.state_view import states_at
 
 
 def find_savepoint(home: str | os.PathLike[str], job: str, savepoint: str) -> Savepoint:
-    """Of a job by its name; or by its folder, also on a home that does not know the job."""
+    """A savepoint of a job by its name, or by its folder even in a home that does not know the
+    job."""
     if JobFolder(home, job).first_lineage() is None and Path(savepoint).is_dir():
         found = Savepoint.at(Path(savepoint))
         found.refuse_other_job(job)
@@ -63,7 +64,7 @@ def list_savepoints(folder: JobFolder, *, each: bool = False) -> shapes.Savepoin
 
 
 def _epochs(query: Query, each: bool) -> RetainedEpochs:
-    """Which epochs a query can go back to; reading each of thousands takes its time."""
+    """The epochs that a query can go back to. Reading each of thousands takes long."""
     found = restorable_range(query)
     told: RetainedEpochs = {"query": query.name, "count": 0, "first": None, "last": None}
     if found is not None:

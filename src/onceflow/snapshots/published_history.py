@@ -1,8 +1,8 @@
-"""What a query has published, through all its lineages: which epochs, and under which names.
+"""What a query has published through all its lineages: which epochs, and in which lineage.
 
-A lineage goes on from the cut of another. Rows after that cut were taken back, or published once
-more, or they stayed and their epochs were run again (`lineage.py`). In the last case the targets
-know an epoch by the lineage that published it, not by the one that ran it again.
+A lineage continues from the cut of another. Rows after that cut were taken back, or published once
+more, or they stayed and their epochs ran again (`lineage.py`). In the last case the targets
+identify an epoch by the lineage that published it, not by the one that ran it again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from onceflow.protocol.lineage import Origin
 
 
 class History:
-    """Of one query of a job, back from one of its lineages."""
+    """The history of one query of a job, back from one of its lineages."""
 
     def __init__(self, folder: JobFolder, query: str, lineage: str) -> None:
         self._folder, self._query, self._lineage = folder, query, lineage
@@ -28,7 +28,7 @@ class History:
         return self._logs[lineage]
 
     def leader(self) -> dict[str, Any]:
-        """What the last driver that opened the query said of itself: versions, code, outputs."""
+        """What the last driver that opened the query recorded: versions, code, outputs."""
         lineage: str | None = self._lineage
         while lineage is not None:
             log, origin = self.log(lineage), Origin.of(self.log(lineage))
@@ -46,13 +46,13 @@ class History:
         )
 
     def targets(self) -> dict[str, dict[str, Any]]:
-        """Output -> how to find its target; also of outputs that the code has no more."""
+        """Output -> how to find its target, even of outputs that the code no longer has."""
         leader = self.leader()
         return {**leader.get("former", {}), **leader["outputs"]}
 
     def holds(self, lineage: str, epoch: int, output: str, at: str, published: int) -> bool:
-        """Is that epoch of that lineage among what the target of an output has, which stands at
-        epoch `published` of lineage `at`?"""
+        """Is that epoch of that lineage among those that the target of an output has? The target is
+        at epoch `published` of lineage `at`."""
         origin = Origin.of(self.log(lineage))
         while origin is not None and not origin.is_fork and epoch <= origin.cut:
             lineage = origin.parent  # up to its cut a lineage has the epochs of its parent
@@ -72,7 +72,7 @@ class History:
                 at, published = origin.parent, min(published, origin.cut)
 
     def known_as(self, lineage: str, epoch: int, output: str) -> str:
-        """The lineage under which the target of an output knows that epoch."""
+        """The lineage by which the target of an output identifies that epoch."""
         while True:
             origin = Origin.of(self.log(lineage))
             if origin is None or origin.is_fork or epoch > origin.last_of(output):

@@ -1,4 +1,4 @@
-"""One savepoint: reading it, and finding out whether a job could start from it."""
+"""One savepoint: read it, and check whether a job could start from it."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class Savepoint:
 
     @property
     def number(self) -> int:
-        """Its place among the savepoints of the job; 0 in those of before there were numbers."""
+        """Its place among the savepoints of the job; 0 if it was made before there were numbers."""
         return int(self.body.get("number", 0))
 
     @property
     def identity(self) -> dict[str, str]:
-        """What a lineage that is restored from it says about it."""
+        """What a lineage that was restored from it records."""
         return {"name": self.name, "id": str(self.body["folder"])}
 
     @property
@@ -79,7 +79,7 @@ class Savepoint:
             )
 
     def verify(self) -> None:
-        """Is every file what it was, byte by byte, and could a job start from it here?
+        """Check every file byte by byte, and that a job could start from them here.
 
         `Damaged` or `CheckpointRefused` if not."""
         refuse_other_spark(self.body.get("spark"), f"savepoint {self.name!r}")
@@ -93,7 +93,7 @@ class Savepoint:
 
 
 def refuse_unknown(body: dict[str, Any], where: str) -> None:
-    """Of a newer onceflow?"""
+    """Refuse the format of a newer onceflow."""
     found = body.get("format")
     if found != FORMAT:
         raise Damaged(
@@ -104,7 +104,7 @@ def refuse_unknown(body: dict[str, Any], where: str) -> None:
 
 
 def refuse_other_spark(made: str | None, what: str) -> None:
-    """State is read by the minor version of Spark that wrote it."""
+    """Only the minor version of Spark that wrote state reads it."""
     here, known = installed_spark(), ", ".join(f"{a}.{b}" for a, b in SUPPORTED)
     if made is None:
         return

@@ -1,13 +1,14 @@
-"""A job from a savepoint on a home that does not know it: a new machine, or a home that was lost.
+"""Make a job from a savepoint in a home that does not know it: on a new machine, or when the home
+was lost.
 
-Its targets are the ones that it had. They say themselves how far the job had come; what they have
-beyond the savepoint is taken back, or published once more. It cannot be skipped: the decisions of
+The job keeps its targets. Their ledgers say how far it had come. Rows that they have beyond the
+savepoint are taken back, or published once more. They cannot be skipped, because the decisions of
 those epochs were in the other home.
 
-1. lead and fence the targets: no driver of the other home that runs can publish any more
-2. make the job, in a lineage that goes on from the savepoint
-3. move the targets into this lineage: no driver of the other home can come back. Who is killed
-   before that leaves it to the first start
+1. lead and fence the targets: no driver of the other home can publish any longer
+2. make the job, in a lineage that continues from the savepoint
+3. move the targets into this lineage: no driver of the other home can come back. If the command is
+   killed before that, the first start does it
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from onceflow.snapshots.savepoint import Savepoint
 
 
 class SavepointImport:
-    """Planned and then done, like a `Restore`."""
+    """Planned and then run, like a `Restore`."""
 
     def __init__(self, folder: JobFolder, savepoint: Savepoint, choices: Mapping[str, str]) -> None:
         savepoint.refuse_other_job(folder.name)
@@ -55,7 +56,7 @@ class SavepointImport:
                     yield query, Output.of(query, name, target, choice), cut
 
     def _check(self, query: str, output: Output, cut: Position, ledger: Ledger) -> int:
-        """The last epoch that the target has."""
+        """The last epoch that the target has, if the import is possible."""
         if not output.exact:
             return cut.epoch
         whole, at = f"{query}/{output.name}", ledger.position

@@ -1,22 +1,22 @@
-"""Savepoints: a cut of a job that a person asked for, self-contained, named and movable.
+"""The savepoints of a job: cuts that a person asked for, self-contained, named and movable.
 
 <home>/<job>/savepoints/<name>/manifest.json     what it is, and every file with size and hash
-<home>/<job>/savepoints/<name>/<id>/<query>/…    the files of state, as they stand in a checkpoint
-<home>/<job>/savepoints/<name>/<id>/hold.json    the epochs from which on decisions are kept for it
-<home>/<job>/savepoints/.lock                    held by all who create one
+<home>/<job>/savepoints/<name>/<id>/<query>/…    the files of state, as they are in a checkpoint
+<home>/<job>/savepoints/<name>/<id>/hold.json    the epochs after which decisions are kept for it
+<home>/<job>/savepoints/.lock                    held by every command that creates one
 
-A savepoint exists as soon as its manifest does, which is put last. What a create that was killed
-left is a folder without a manifest, or beside the one that a manifest names; the next one removes
-it, unless another create holds the lock: it may be writing there. Nothing of a job is stopped: only
-files are taken that never change, by hard links, so that what Spark's maintenance removes meanwhile
-is still there; a file that was gone before it was linked means that the epoch was too old, and a
-newer one is taken.
+A savepoint exists as soon as its manifest does, which is put last. A command that was killed leaves
+a folder that no manifest names. The next one removes it, unless another command holds the lock,
+because that one may be writing there. The job keeps running: a savepoint takes only files that
+never change, by hard links, so it still has them when Spark's maintenance removes the originals. If
+a file was removed before it was linked, the epoch was too old, and a newer one is taken.
 
 Making one:
 
-1. hold     say which decisions it will need: the driver keeps them when its log frees them
-2. link     the files of each query's last published epoch, and look whether they are all
-3. list     hash and fsync them, then put the manifest: the commit point
+1. hold     record which decisions it will need: the driver keeps them when its log frees them
+2. link     link the files of each query's last published epoch, sync them, check that none is
+            missing
+3. list     put the manifest with their hashes: the commit point
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Savepoints:
         return f"there are: {', '.join(known[:_SHOWN])}{more}"
 
     def find(self, name: str) -> Savepoint:
-        """By its name, or by the path of the folder that it was moved to."""
+        """The savepoint of that name, or in the folder of that path if it was moved."""
         if not self._exists(name) and (os.sep in name or Path(name).is_dir()):
             return Savepoint.at(Path(name))
         return self.read(name)
@@ -109,7 +109,7 @@ class Savepoints:
     # -------------------------------------------------------------- creating
 
     def create(self, name: str | None, facts: dict[str, Any]) -> Savepoint:
-        """A savepoint of the job as it stands: of the last published epoch of each query."""
+        """Create a savepoint of the last published epoch of each query."""
         name = check_name("savepoint", name or now().replace(":", "").replace(".", "-"))
         self.refuse_taken(name)
         folder = self._root / name / uuid.uuid4().hex
@@ -152,11 +152,11 @@ class Savepoints:
             raise JobError(f"there is a savepoint {name!r} already", hint="choose another name")
 
     def _hold(self, name: str, folder: Path) -> list[Query]:
-        """Put what this savepoint will need, so that no driver frees it meanwhile.
+        """Record what this savepoint will need, so that no driver frees it meanwhile.
 
-        A driver looks for holds after it has decided the epoch whose sweep frees something. So as
-        long as the epochs that it may free have not been decided when the hold is there, they will
-        be kept; if they have, a newer one is held.
+        A driver looks for holds after it has decided the epoch whose sweep frees something. So it
+        keeps the decisions if that epoch was not decided yet when the hold was there. Otherwise a
+        newer epoch is held.
         """
         while True:
             lineage = self._job.lineage()
@@ -216,16 +216,15 @@ class Savepoints:
     def _dependents(self) -> Iterator[str]:
         """Lineages that need the savepoint that they were restored from.
 
-        That is so until they have published an epoch of their own: a restore that was killed is
-        done again from it, the first start may find that the code does not fit and be followed by
-        another restore, and epochs that are run again without being published (`replay/`) may turn
-        out to differ. Later it is not: all files were linked or copied, and from its own retained
-        epochs, or a newer savepoint, the job can go back as well.
+        A lineage needs it until it has published an epoch of its own: a restore that was killed
+        runs again from it, the first start may find that the code does not fit, and epochs that run
+        again without being published (`replay/`) may turn out to differ. Later the lineage has all
+        files itself, and the job can go back to its own retained epochs or a newer savepoint.
         """
         known = self._job.lineages()
         for lineage in self._store_of_job("lineages"):
             if self._job.store.read(f"lineages/{lineage}/lineage.json") is None:
-                continue  # its restore was killed before anything of it counted
+                continue  # its restore was killed before the lineage was recorded
             if lineage not in known:
                 if not self._given_up(lineage):
                     yield lineage
@@ -236,7 +235,7 @@ class Savepoints:
         return sorted(self._job.store.list(folder))
 
     def _given_up(self, lineage: str) -> bool:
-        """A restore that was killed before its commit point, and the job went on without it."""
+        """Was its restore killed before the commit point, and has the job decided epochs since?"""
         for query in self._job.queries_of(lineage):
             origin = Origin.of(query.epoch_log().read())
             if origin is not None:
@@ -266,7 +265,7 @@ def _hashes(savepoints: Iterable[Savepoint]) -> Hashes:
 
 
 def _made_by(histories: Mapping[str, History]) -> dict[str, Any]:
-    """Of the driver that led last: its Spark, the fingerprint of its code, and its outputs."""
+    """What the driver that led last recorded: its Spark, its code's fingerprint, its outputs."""
     leaders = {query: history.leader() for query, history in histories.items()}
     led = max(leaders.values(), key=lambda leader: int(leader["term"]))
     outputs = {query: leader["outputs"] for query, leader in leaders.items()}
@@ -274,7 +273,7 @@ def _made_by(histories: Mapping[str, History]) -> dict[str, Any]:
 
 
 def _known(history: History, lineage: str, epoch: int) -> dict[str, str]:
-    """Output -> the lineage under which its target knows the cut."""
+    """Output -> the lineage by which its target identifies the cut."""
     return {output: history.known_as(lineage, epoch, output) for output in history.targets()}
 
 

@@ -1,7 +1,7 @@
-"""State that was corrected by hand, or brought along: the job goes on from it in a new lineage.
+"""Import the state of a keyed step from files: the job continues with it in a new lineage.
 
-It is a restore to where the job stands, with another state of one step: nothing that was published
-is touched, and the lineage that ends keeps its state, so that a rollback brings it back.
+It is a restore to the last decided epoch with another state of one step. Nothing that was published
+changes, and the lineage that ends keeps its state, so a rollback returns to it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAKING = "importing"  # in the folder of the job
 
 
 class StateImport(Restore):
-    """Of the state of one step. Planned and then done, like any restore."""
+    """An import of the state of one step, planned and then run like any restore."""
 
     def plan(self) -> list[OutputPlan]:
         found = super().plan()
@@ -58,7 +58,7 @@ class StateImport(Restore):
 
 @dataclass(frozen=True)
 class Prepared:
-    """An import that is ready: its state is made, and nobody knows it."""
+    """An import that is ready: its state is made, and no lineage uses it yet."""
 
     restore: StateImport
     loaded: LoadResult
@@ -69,8 +69,8 @@ class Prepared:
 def prepared(
     folder: JobFolder, state: KeyedState, source: Path, tell: Tell = lambda _: None
 ) -> Iterator[Prepared]:
-    """The import of the files at `source` for the step of `state`, which is that of its last
-    decided epoch. Refuses rows and columns that do not fit. Changes nothing."""
+    """Prepare the import of the files at `source` for the step of `state`, which is that of the
+    last decided epoch. Refuses rows and columns that do not fit. Changes nothing."""
     _refuse_running(folder)
     query, last, step = state.query, state.decision, state.step
     tag = f"{query.lineage[:8]}-{last.epoch}-{last.term}-{uuid.uuid4().hex[:8]}-imported"
@@ -111,7 +111,7 @@ def _with(cut: Cut, step: str, place: Path, named: Mapping[str, object], loaded:
 
 
 def _pending(folder: JobFolder) -> dict[str, str]:
-    """What a restore that nobody has run yet has said about published rows still holds."""
+    """The choices of a restore whose lineage has not been opened yet: they still hold."""
     found: dict[str, str] = {}
     for query in folder.queries():
         origin = Origin.of(query.epoch_log().read())
@@ -126,7 +126,7 @@ def _pending(folder: JobFolder) -> dict[str, str]:
 
 
 def _refuse_running(folder: JobFolder) -> None:
-    """It would be refused at the end as well, after all the work."""
+    """Refuse a job that runs before the work begins: the restore would refuse it at the end."""
     lease = Lease(folder.folder / "lease", folder.name)
     holder = lease.holder()
     if holder is not None and lease.alive(holder):
@@ -137,7 +137,7 @@ def _refuse_running(folder: JobFolder) -> None:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[Path]:
-    """A folder that nobody else uses meanwhile; what one that was killed has left goes."""
+    """A folder for one import alone. Removes what an import that was killed has left."""
     make_dirs(folder)
     held = os.open(folder, os.O_RDONLY)
     try:

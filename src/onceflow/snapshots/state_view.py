@@ -1,9 +1,9 @@
-"""The state of a job at the end of any retained epoch, while the job runs or not: Spark's own, and
-that of keyed steps (`keyed_state.py`).
+"""The state of a job at the end of any retained epoch, whether the job runs or not: Spark's own,
+and that of keyed steps (`keyed_state_view.py`).
 
-What is read of Spark's state is not the checkpoint, which a running job goes on changing and which
-may lack Spark's own commit of the last decided epoch. It is a folder with links to the files of
-state that the decision of the epoch names, and with offsets and commit as that decision has them.
+Spark's state is not read from the checkpoint, which a running job changes and which may lack
+Spark's commit of the last decided epoch. It is read from a folder with links to the files of state
+that the decision of the epoch names, and with offsets and commit as the decision has them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class EpochState:
         return [s for s in state_stores(self.query.folder) if str(s.operator) in kept]
 
     def bytes(self, store: StateStore) -> int:
-        """Of all files that this store is loaded from."""
+        """The bytes of all files that this store is loaded from."""
         folders = {self.query.folder / store.folder(n) for n in range(store.partitions)}
         held = [f for f in self.files if f.parent in folders or f.parent.parent in folders]
         total = 0
@@ -104,7 +104,7 @@ class EpochState:
 
 
 def states_at(folder: JobFolder, *, query: str | None, epoch: int | None) -> list[EpochState]:
-    """Of each query that has that epoch, or of the last one that each has decided."""
+    """The state of each query that has that epoch, or at the last epoch that each has decided."""
     found, missing = [], []
     for one in chosen_queries(folder, query):
         try:
@@ -139,7 +139,7 @@ def _state(folder: JobFolder, query: Query, epoch: int | None) -> EpochState:
 def choose_stores(found: list[EpochState], operator: int | None, store: str | None) -> list[
     tuple[EpochState, StateStore]
 ]:  # fmt: skip
-    """The stores that are meant; `JobError` with those that there are."""
+    """The chosen stores. `JobError` that lists all if there is none."""
     every = [(state, held) for state in found for held in state.stores]
     if not every:
         names = ", ".join(state.query.name for state in found)
