@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from story import FILES, Story
 
+import onceflow
 from onceflow import Flow, faults
 from onceflow.contract.ledger import Guarantee, Ledger, Outcome, Publication
 from onceflow.errors import JobError
@@ -115,18 +116,51 @@ class Ledgered(Sink):
         raise NotImplementedError
 
 
+class Unused(Ledgered):
+    """It has a method of an ability that it does not say it has."""
+
+    def close(self) -> None:
+        pass
+
+
 @pytest.mark.parametrize(
     ("sink", "guarantee", "says"),
     [
+        (Unused("out"), "exactly-once", "Unused defines close but does not inherit from CanClean"),
         (Files("out"), "once", "'once' is not a guarantee"),
         (Files("out"), {"others": "exactly-once"}, "no such output"),
         (Ledgered("out"), "at-most-once", "cannot promise at-most-once"),
     ],
 )
-def test_a_guarantee_that_cannot_be_had_is_refused_at_start(
+def test_a_guarantee_or_a_sink_that_promises_what_it_has_not_is_refused_at_start(
     spark: Any, sink: Files, guarantee: Any, says: str
 ) -> None:
     flow = Flow(spark)
     rows = flow.read("rows", spark.readStream.name("rows").format("rate").load())
     with pytest.raises(JobError, match=says):
         flow.write("result", rows, to=sink, guarantee=guarantee)
+
+
+class Silent(Files):
+    """Its publish compares what `judge` says with a word of another version, and does nothing."""
+
+    def publish(self, publication: Publication) -> Outcome:
+        return None  # type: ignore[return-value]
+
+
+def test_a_publish_that_does_not_say_what_it_did_ends_the_job_and_keeps_the_rows(
+    tmp_path: Path, spark: Any
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.json").write_text('{"id": 1}\n{"id": 2}\n')
+
+    def run(sink: Sink) -> None:
+        rows = spark.readStream.name("rows").schema("id long").json(str(tmp_path / "in"))
+        query = onceflow.write(rows, "rows", to=sink, home=tmp_path / "home", once=True)
+        query.awaitTermination()
+
+    with pytest.raises(Exception, match=r"returned None and not an Outcome"):
+        run(Silent(tmp_path / "out"))
+    run(Files(tmp_path / "out"))
+    found = Files.read(spark, tmp_path / "out").collect()
+    assert sorted(row.id for row in found) == [1, 2]

@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from onceflow.errors import Damaged, Fenced, JobError, OnceflowError, PublishFailed, ServerSilent
+from onceflow.errors import (
+    CheckpointRefused,
+    Damaged,
+    Fenced,
+    JobError,
+    OnceflowError,
+    PublishFailed,
+    ServerSilent,
+    StagingDiffers,
+)
 from onceflow.service.error_report import RETRY, ErrorReport, describe_error
 
 
@@ -51,6 +60,16 @@ def test_an_error_that_was_raised_from_a_final_one_is_final(
     said = describe_error(hiding, tmp_path / "job.py")
     assert (said.kind, said.message, said.hint) == ("Damaged", "bits", "put it back")
     assert (said.exit_code, said.retryable) == (7, False)
+
+
+def test_files_that_a_worker_wrote_elsewhere_are_told_before_what_misses_them(
+    tmp_path: Path,
+) -> None:
+    error = StagingDiffers("not here", hint="share the home")
+    error.__cause__ = CheckpointRefused("state 1 is missing", hint="restore a savepoint")
+    said = describe_error(error, tmp_path / "job.py")
+    assert (said.kind, said.hint) == ("StagingDiffers", "share the home")
+    assert (said.exit_code, said.retryable) == (4, False)
 
 
 def test_so_is_one_that_was_raised_while_a_final_one_was_handled(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from json_sink import JsonFile
 
 from onceflow.contract import registry
 from onceflow.errors import JobError, SetupError
+from onceflow.jobs.flow import targets
+from onceflow.protocol.query_spec import QuerySpec
 from onceflow.sinks import Files, Kafka, Log, Postgres, Sink, Sqlite, open_target
 
 
@@ -117,3 +119,30 @@ def test_a_sink_that_cannot_be_made_again_says_what_is_missing() -> None:
         open_target({"kind": "test-table", "table": "rows"})
     with pytest.raises(SetupError, match="cannot be imported: No module named"):
         open_target({"kind": "no-client"})
+
+
+class Keyspace(JsonFile):
+    """Its place is neither a path nor a table."""
+
+    place = "prefix"
+
+    def __init__(self, url: str, *, prefix: str) -> None:
+        super().__init__("nowhere")
+        self.url, self.prefix = url, prefix
+
+
+class Nameless(Keyspace):
+    """It does not say which argument names its target."""
+
+    place = ""
+
+
+@pytest.mark.parametrize("kind", [Keyspace, Nameless])
+def test_two_places_of_a_sink_from_another_package_are_two_targets(kind: type[Keyspace]) -> None:
+    kind.shared = False
+    sinks = {name: kind("redis://host", prefix=name) for name in "ab"}
+    first, second = targets(QuerySpec(df=None, outputs=sinks))
+    assert first != second
+    sinks["b"] = kind("redis://host", prefix="a")
+    first, second = targets(QuerySpec(df=None, outputs=sinks))
+    assert first == second

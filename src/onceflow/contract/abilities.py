@@ -149,6 +149,23 @@ def clean_up_of(sink: Sink) -> CanCleanUp:
 _NO_CLEAN_UP = CanCleanUp()
 
 
+def refuse_unused_methods(sink: Sink) -> None:
+    """`JobError` if a sink defines a method of an ability that it does not inherit from: nobody
+    would call it."""
+    for ability in _ABILITIES:
+        named = [name for name in vars(ability) if not name.startswith("_")]
+        unused = [name for name in named if callable(getattr(type(sink), name, None))]
+        if unused and not isinstance(sink, ability):
+            kind, name = type(sink).__name__, ability.__name__
+            raise JobError(
+                f"{kind} defines {unused[0]} but does not inherit from {name}: it is not called",
+                hint=f"class {kind}(Sink, {name}), with {name} from onceflow.sinks",
+            )
+
+
+_ABILITIES = (CanStage, CanRefuseRows, CanPartition, CanAdd, CanRewind, HasReaders, CanCleanUp)
+
+
 def can_rewind(sink: Sink) -> bool:
     return isinstance(sink, CanRewind) and not sink.no_rewind
 

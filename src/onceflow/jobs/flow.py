@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onceflow.contract.abilities import offered_guarantees
+from onceflow.contract.abilities import offered_guarantees, refuse_unused_methods
 from onceflow.contract.ledger import Guarantee
 from onceflow.contract.sink import Sink
 from onceflow.contract.source import Source
@@ -217,6 +218,8 @@ def declare(
         keyed=steps,
         result=df.schema if isinstance(df, Keyed) else None,
     )
+    for sink in outputs.values():
+        refuse_unused_methods(sink)
     found = targets(declared)
     if len(found) != len(set(found)):
         raise JobError(f"two outputs of {name!r} write to the same target", hint="rename one")
@@ -279,15 +282,15 @@ def _guarantees(
 
 
 def targets(declared: QuerySpec) -> list[tuple[str, ...]]:
-    """Identifies each target by its kind, its place and its table."""
-    found = []
+    """Identifies each target: the kind of its sink, its path, and what else says where it is."""
+    found: list[tuple[str, ...]] = []
     for sink in declared.outputs.values():
         target = sink.describe()
-        table = ".".join(str(target.get(part, "")) for part in ("dsn", "schema", "table"))
-        parts = [target.get("kind", ""), str(target.get("path", "")), table]
-        if sink.shared:
-            parts[2] = str(id(sink))  # several outputs may write there, each by a sink of its own
-        found.append(tuple(parts))
+        parts = [name for name in (sink.place, "dsn", "schema", "table") if name in target]
+        where = {name: target[name] for name in parts} if parts or "path" in target else target
+        # Several outputs may write to a shared target, each by a sink of its own.
+        whose = str(id(sink)) if sink.shared else json.dumps(where, sort_keys=True)
+        found.append((str(target["kind"]), str(target.get("path", "")), whose))
     return found
 
 

@@ -145,6 +145,7 @@ def _run(begins: _RerunInput, place: Path, spark: SparkSession) -> RerunResult:
             replace(
                 declared,
                 outputs=outputs,
+                columns={name: of for name, of in declared.columns.items() if name != bad},
                 guarantees={},
                 on_bad=None,
                 bad_only=False,

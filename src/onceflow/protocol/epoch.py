@@ -42,7 +42,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from onceflow.contract.abilities import CanAdd, clean_up_of
-from onceflow.contract.ledger import Committable, Guarantee, Ledger, Position, Publication
+from onceflow.contract.ledger import (
+    Committable,
+    Guarantee,
+    Ledger,
+    Outcome,
+    Position,
+    Publication,
+)
 from onceflow.contract.schema import columns, refuse_difference
 from onceflow.contract.sink import Sink
 from onceflow.contract.staged_files import harden, verify
@@ -477,7 +484,16 @@ class Epochs:
             assert isinstance(sink, CanAdd)  # or the guarantee would have been refused
             sink.add(publication)
             return
-        sink.publish(publication)
+        outcome = sink.publish(publication)
+        if not isinstance(
+            outcome, Outcome
+        ):  # written for another version: it may have done nothing
+            raise JobError(
+                f"publish of {sink} returned {outcome!r} and not an Outcome, so it is not known "
+                f"whether epoch {decision.epoch} is published; its rows stay staged",
+                hint="let publish return Outcome.PUBLISHED, or Outcome.ALREADY_PUBLISHED if judge "
+                "says Verdict.ALREADY_PUBLISHED, and start the job again",
+            )
         self._ledgers[name] = Ledger(self.term, publication.position, decision.nonce)
 
     # ================================================================ stopping

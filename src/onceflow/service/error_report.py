@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from onceflow.errors import JobError, OnceflowError, SessionRefused, SetupError
+from onceflow.errors import JobError, OnceflowError, SessionRefused, SetupError, StagingDiffers
 from onceflow.jobs.job import where
 from onceflow.protocol.failures import explain
 from onceflow.spark.errors import readable
@@ -114,6 +114,8 @@ def describe_exit(code: int) -> str:
 def _is_final(error: BaseException) -> bool:
     """Is this an error of the protocol, a target or the input, which another start cannot fix?
     Errors of the job or the machine are not meant: a JVM that dies can cause them."""
+    if isinstance(error, StagingDiffers):
+        return True
     ours = isinstance(error, OnceflowError) and not error.retryable
     return ours and not isinstance(error, (JobError, SessionRefused, SetupError))
 
