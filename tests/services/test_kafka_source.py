@@ -552,7 +552,7 @@ def test_a_topic_that_is_not_asked_for_any_more_is_named(world: World) -> None:
     names = [world.create(f"{world.topic}-{part}", 1) for part in "ab"]
     world.put(orders(0, 3), topic=names[0])
     world.live(world.copy(topics=names))
-    with pytest.raises(JobError, match=f"does not name topic {names[1]} any more"):
+    with pytest.raises(JobError, match=f"no longer names topic {names[1]}"):
         world.live(world.copy(topics=names[:1]))
 
 

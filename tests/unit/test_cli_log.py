@@ -225,7 +225,7 @@ def test_one_bad_line_refuses_all(run: Run, tmp_path: Path) -> None:
         "error: 2 lines do not fit, so nothing was appended:",
         "  bad.json, line 2: value: 7 is not of type string",
         '  bad.json, line 3: there is no column "other"',
-        "  fix: mend them, or let them go to a file of their own: --reject FILE",
+        "  fix: correct them, or send them to a file of their own: --reject FILE",
     ]
     assert values("log") == []
     assert files_of(tmp_path / "log") == set()

@@ -1,7 +1,6 @@
 """What a folder must hold, in a few bytes: how many files, and a digest of their names.
 
-Whoever lists the folder can tell by it whether the folder holds these files and no others, without
-reading which files the commits list.
+A listing of the folder is compared with it, so nobody has to read which files the commits list.
 """
 
 from __future__ import annotations

@@ -299,7 +299,7 @@ class Files(FolderSink):
         root = Path(os.path.abspath(path))
         commits, folder = _published(root)
         if not folder.owner:
-            raise TargetForeign(f"{root} is not an output folder", hint="look at the path")
+            raise TargetForeign(f"{root} is not an output folder", hint="correct the path")
         if not folder.schema:
             raise TargetForeign(f"{root} has no published epoch yet", hint="try again later")
         schema = StructType.fromJson(json.loads(folder.schema))

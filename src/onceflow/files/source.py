@@ -86,7 +86,7 @@ class Files(Source):
             return reader.parquet(self.path)
         rows = self._lines(spark, name)
         if self.on_bad == "stop":
-            # In the filter for queries that look at no column, in the row for those that filter:
+            # In the filter for queries that read no column, in the row for those that filter:
             # Spark may move their filters below ours.
             rows = rows.where(F.when(F.col("bad"), _stop("boolean")).otherwise(F.lit(True)))
             good = F.when(F.col("bad"), _stop(self._schema())).otherwise(F.col("row"))
@@ -143,7 +143,7 @@ class Files(Source):
         good = (
             F.col("parsed").isNotNull()
             & F.col(f"parsed.{CORRUPT}").isNull()
-            & (quotes % 2 == 0)  # a record that goes on in the next line is torn
+            & (quotes % 2 == 0)  # a record that continues in the next line is torn
         )
         return self._judged(lines, good)
 
@@ -195,8 +195,8 @@ def bad_line(place: dict[str, Any]) -> BadInput:
     record = place["record"]
     return BadInput(
         f"{file}, line {_line_number(file, record)} cannot be parsed: {record[:200]}",
-        hint="mend or remove the line (write the file anew under another name), or let such rows "
-        "go to an output: Files(…, on_bad=<a sink>)",
+        hint="correct or remove the line (write the file again under another name), or send such "
+        "rows to a sink: Files(…, on_bad=<a sink>)",
     )
 
 

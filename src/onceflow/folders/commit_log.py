@@ -47,7 +47,7 @@ class Forgotten(Damaged):
 class FolderState:
     """What the commits of a folder come to. Kinds of folders add what is theirs."""
 
-    forgotten = 0  # commits up to here may be listed nowhere any more
+    forgotten = 0  # commits up to here may no longer be listed
 
     def __init__(self, *, keep: bool = False) -> None:
         self._keep = keep
@@ -143,7 +143,7 @@ class CommitLog:
 
     def append(self, make: Callable[[], Commit | None]) -> Commit | None:
         """Put the commit that `make` gives for the head as it stands; it is asked again whenever
-        somebody came first. None: there is nothing to append any more."""
+        somebody came first. None: there is nothing left to append."""
         self.catch_up()
         nonce = uuid.uuid4().hex
         while (commit := make()) is not None:

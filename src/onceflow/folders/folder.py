@@ -1,12 +1,12 @@
 """What sinks share whose target is a folder with numbered commits: `Files` and `Log`.
 
 Publishing renames the staged files to their final names and then puts one commit, which lists
-them and carries the ledger entry. Rename moves the only copy, so a zombie's rename finds nothing;
-whoever finds nothing looks at the final name.
+them and carries the ledger entry. Rename moves the only copy, so a driver that comes
+second finds nothing, and checks the final name.
 
 Adding (the weaker guarantees) brings files of its own, with a mark in their names:
 
-1. mark    `_adding/<mark>`, an empty file: whoever finds it knows whose these files are
+1. mark    `_adding/<mark>`, an empty file that says whose these files are
 2. move    the files to their final names
 3. commit  unless a newer term is in the ledger; then the mark goes
 
@@ -143,7 +143,8 @@ class FolderSink(Sink, CanStage, CanPartition, CanAdd, CanRewind, CanCleanUp):
         self._commit_log.sweep()
 
     def _sweep_added(self, below_term: int) -> None:
-        """What older terms added in part. What they had staged is swept: they move no more."""
+        """Remove files that older terms moved and did not commit. Their staged files are swept, so
+        they can move no more of them."""
         names = os.listdir(self._marks) if self._marks.is_dir() else []
         marks = [name for name in names if 0 < _term(name) < below_term]
         if not marks:
@@ -235,7 +236,7 @@ class FolderSink(Sink, CanStage, CanPartition, CanAdd, CanRewind, CanCleanUp):
             raise
 
     def _move(self, publication: Publication) -> None:
-        """Rename moves the only copy, so who comes second finds nothing, and looks."""
+        """Rename moves the only copy: a driver that comes second checks the final name."""
         touched = set()
         for number, file in enumerate(publication.files):
             final = self._final(publication, number)
@@ -282,8 +283,8 @@ def data_files(root: Path) -> Iterator[str]:
     """The files that a plain reader of the folder sees."""
     for folder, folders, names in os.walk(root):
         folders[:] = [f for f in folders if not f.startswith(("_", "."))]
-        here = Path(folder).relative_to(root)
-        yield from (str(here / name) for name in names if not name.startswith(("_", ".")))
+        here = os.path.relpath(folder, root) + "/" if folder != str(root) else ""
+        yield from (here + name for name in names if not name.startswith(("_", ".")))
 
 
 def _bring(file: Committable, final: Path) -> None:

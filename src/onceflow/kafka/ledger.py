@@ -9,8 +9,8 @@ when the one before it is complete, and it writes a record in each of its slots,
 get no rows. So the record with the highest number tells all:
 
 - if each of its slots has that number, the publication is complete, and it is the ledger;
-- else it was interrupted between two slots: the ledger is what it follows, and who publishes it
-  again skips the slots that have it.
+- else it was interrupted between two slots: the ledger is what it follows, and the driver that
+  publishes it again skips the slots that have it.
 
 **What a slot must say before.** A slot of the publication before says that publication. A slot that
 was not part of it (slots were added, or the last epochs had few rows) says anything older: it lacks
@@ -137,7 +137,7 @@ def slot_ledger(
 
 
 def transactional_id(ledger: str, output: str, slot: int) -> str:
-    """The same over restarts and lineages: whoever publishes a slot shuts out all others."""
+    """The same over restarts and lineages: a driver that publishes a slot shuts out all others."""
     name = hashlib.sha256(f"{ledger}\n{output}".encode()).hexdigest()[:16]
     return f"onceflow-{name}-{slot}"
 

@@ -132,7 +132,7 @@ class Kafka(Sink, CanStage, CanRefuseRows, CanAdd, CanCleanUp):
         if topics[self.topic] is None and self.create is None:
             raise TargetError(
                 f"there is no topic {self.topic} in Kafka at {self._cluster.servers}",
-                hint=f"create it (kafka-topics --create --topic {self.topic}), look at its name, "
+                hint=f"create it (kafka-topics --create --topic {self.topic}), correct its name, "
                 'or let the sink create it: create={"partitions": 6}',
             )
         newest = self._read(output, topics[self.ledger], 0).newest
@@ -196,7 +196,7 @@ class Kafka(Sink, CanStage, CanRefuseRows, CanAdd, CanCleanUp):
                 raise TargetBehind(
                     f"{self}: the topic was deleted and created again (slot {number} published to "
                     f"another one)",
-                    hint="bring back the topic, or give the output a new name to begin anew",
+                    hint="bring back the topic, or give the output a new name to start over",
                 )
         for number in range(self.slots, partitions):
             self._taken.pop(number).close()  # retired; a decision of theirs takes them again

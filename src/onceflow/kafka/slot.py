@@ -1,10 +1,11 @@
 """Publish one slot: rows and ledger record in one transaction, by the only producer that may.
 
-Whoever calls `init_transactions` last with a slot's transactional id shuts out all others and ends
-what they left open. So between that call and a commit nobody else has written, and reading the
-ledger in between makes the commit a compare-and-set. It is last-come-wins, not highest-term-wins:
-an older driver that wakes up can shut out the leader. So whoever is shut out reads the ledger: a
-term above its own is `Fenced`; else it takes the slot again, reads again, and goes on.
+The driver that calls `init_transactions` last with a slot's transactional id shuts out all others
+and ends what they left open. So between that call and a commit nobody else has written, and reading
+the ledger in between makes the commit a compare-and-set. It is last-come-wins, not
+highest-term-wins: an older driver that wakes up can shut out the leader. So a driver that is shut
+out reads the ledger: a term above its own is `Fenced`; else it takes the slot again, reads again,
+and continues.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Slot:
     # -------------------------------------------------------------- taking
 
     def fence(self, *, term: int, token: str, topic_id: str) -> Record:
-        """Write the term into the slot's ledger: no older term can publish any more."""
+        """Write the term into the slot's ledger: older terms can no longer publish."""
         why = ""
         for _ in range(_TAKES):
             try:
@@ -161,7 +162,7 @@ class Slot:
         )
 
     def shut_out(self) -> None:
-        """Shut out all others and end what they left open. Does not look at the ledger."""
+        """Shut out all others and end what they left open. Does not read the ledger."""
         why = ""
         for _ in range(_TAKES):
             try:

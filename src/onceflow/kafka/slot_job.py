@@ -2,7 +2,7 @@
 
 It is a barrier stage, which Spark does not speculate: two attempts of one slot would shut each
 other out again and again (and still publish once). A producer stays in its Python worker for the
-next epoch. A task that finds none of its own takes the slot, reads its ledger, and goes on.
+next epoch. A task that finds none of its own takes the slot, reads its ledger, and continues.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _KEPT = 8  # producers of a Python worker
-# Which error of several slots is told: the one that leaves least to hope for.
+# Of the errors of several slots the first of these is raised.
 _WORST = (Fenced, TargetBehind, PublishUnknown, PublishFailed)
 
 _kept: dict[tuple[str, str, int, str], Slot] = {}

@@ -51,8 +51,8 @@ class Kafka(Source):
     a later one). It counts for the first start only. A row that cannot be parsed stops the job
     (`on_bad="stop"`) or goes to the sink that `on_bad` names, as (topic, partition, offset,
     timestamp, key, value, reason), through a query of its own. `settings`: of the Kafka client.
-    `group`: the consumer group that published offsets are told to, for tools that show lag; it is
-    never read.
+    `group`: the consumer group to which published offsets are committed, for tools that show lag;
+    it is never read.
     """
 
     def __init__(
@@ -244,15 +244,15 @@ class Kafka(Source):
             begin[name] = dict(enumerate([*first, *later]))
         return json.dumps(begin) if begin else "earliest"
 
-    # .............................................................. where it goes on
+    # .............................................................. where it continues
 
     def check(self, offset: Any) -> bool:
-        """Refuse to go on from `offset` if rows behind it are gone; says which."""
+        """Refuse to continue from `offset` if rows behind it are gone. The error names them."""
         stands = self._begins() if offset is None else _flat(offset)
         dropped = sorted({topic for topic, _ in stands if not self._wants(topic)})
         if dropped:
             raise JobError(
-                f"{self} does not name topic {', '.join(dropped)} any more, which the job has read",
+                f"{self} no longer names topic {', '.join(dropped)}, which the job has read",
                 hint="name it again, or start the job under a new home with targets of its own",
             )
         for last in (False, False, True):  # a broker that has just become leader may lag
@@ -262,8 +262,8 @@ class Kafka(Source):
             if not last:
                 time.sleep(_LAG)
         raise OutOfRange(
-            "rows that were not read yet are not in Kafka any more:\n  - " + "\n  - ".join(lost),
-            hint="bring them back into the topic's place, or go on without them: start the job "
+            "rows that were not read yet are no longer in Kafka:\n  - " + "\n  - ".join(lost),
+            hint="bring back the topic as it was, or continue without these rows: start the job "
             f"under a new home with targets of its own and start={left}",
         )
 

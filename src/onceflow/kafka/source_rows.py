@@ -95,7 +95,7 @@ def bad_message(place: dict[str, Any]) -> BadInput:
     return BadInput(
         f"topic {place['topic']}, partition {place['partition']}, offset {place['offset']} cannot "
         f"be parsed: {place['reason']}: {place.get('record', '')}",
-        hint="let such rows go to an output: Kafka(…, on_bad=<a sink>); the job then goes on",
+        hint="send such rows to a sink: Kafka(…, on_bad=<a sink>); the job then continues",
     )
 
 

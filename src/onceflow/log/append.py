@@ -98,7 +98,7 @@ def _commit_with(
     log: LogReader, written: list[dict[str, Any]], since: int, *, known: bool
 ) -> int | None:
     """The commit above `since` that has these segments.
-    `known`: if it is not listed any more, the ledger knows."""
+    `known`: if it is no longer listed, the ledger says so."""
     paths = {file["path"] for file in written}
     found = log.commit_log.commit_with(paths, since=since)
     if found is not None:
@@ -107,7 +107,7 @@ def _commit_with(
         raise PublishUnknown(
             f"{log}: it cannot be known whether the rows were appended: this producer was "
             "paused, and rows up to where it stood were trimmed since",
-            hint="look at the log; give appends a producer and a sequence, then the log knows",
+            hint="check the log for the rows; with producer= and sequence= a retry is safe",
         )
     return None
 

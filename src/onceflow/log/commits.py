@@ -74,7 +74,7 @@ class LogState(FolderState):
     bytes: int  # of all segments ever added
     removed: int  # bytes of the segments whose files are removed
     trimmed_at: int  # of the newest commit that a trim took rows from
-    forgotten: int  # commits up to here may be listed nowhere any more: their rows were trimmed
+    forgotten: int  # commits up to here may no longer be listed: their rows were trimmed
     dropped: list[Dropped]
 
     def restarted(self, body: dict[str, Any]) -> None:
@@ -132,7 +132,7 @@ class LogState(FolderState):
 
     def rolled(self) -> dict[str, Any]:
         assert self.facts is not None
-        # Nobody can read below `cleaned`, so what lies below need not be named any more.
+        # Nobody can read below `cleaned`, so what lies below need not be named.
         named = [ref for ref in self.manifests if not covers(self.cleaned, ref["next"])]
         gone = [ref["last"] for ref in self.manifests if ref not in named]
         self.manifests, self.forgotten = named, max([self.forgotten, *gone])

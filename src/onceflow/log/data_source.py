@@ -204,7 +204,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise OutOfRange(
                 f"{self.log}: rows that this epoch would read (partition {drop.partition}, "
                 f"offset {drop.first}) were taken back since it was planned",
-                hint="start the job again; it plans the epoch anew",
+                hint="start the job again; Spark then plans the epoch again",
             )
 
     def _taken_back(self, offset: dict[str, Any]) -> Dropped | None:

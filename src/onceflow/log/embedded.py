@@ -2,12 +2,13 @@
 
     <log>/partition=<p>/<unique>.parquet   segments; they never change
     <log>/_commits, <log>/_manifests       which segments count, with their offsets
-    <log>/_readers                         who reads, and what each still needs
+    <log>/_readers                         the readers, and what each still needs
     <log>/_appending                       producers at work; what a dead one left is removed
     <log>/_adding                          the same for outputs that keep no ledger
 
-Readers see whole commits only. Any number of producers may append at once: who loses the put of a
-commit reads the winner's and puts its own behind it, with other offsets and the same segments.
+Readers see whole commits only. Any number of producers may append at once: a producer that
+loses the put of a commit reads the winner's and puts its own behind it, with other offsets and the
+same segments.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ class LogReader:
                 raise
 
     def refuse_gone(self, part: Slice) -> None:
-        """`OutOfRange` if rows that were there when they were asked for are so no more."""
+        """`OutOfRange` if rows were trimmed or taken back since the reader planned to read them."""
         segment, first = part.segment, part.segment.first + part.skip
         self.refresh()
         if first < self.view.low[segment.partition] or self.view.has_dropped(segment):
@@ -159,7 +159,7 @@ class LogReader:
         return names
 
     def has_appended_at(self, time_us: int) -> bool:
-        """Did a commit add rows at just that time? True also if it was trimmed since."""
+        """Did a commit add rows at just that time? True even if it was trimmed since."""
         if time_us <= max(self.view.trimmed_at, self.view.created_at):
             return True
         newer = self.commit_log.remembered(lambda reference: reference["at"] >= time_us)

@@ -54,7 +54,7 @@ def refuse_other_kind(path: Path) -> None:
             continue  # reading the commits says what is wrong with it
         if found != f"{KIND} commit":
             raise JobError(
-                f"{path} is not a log: it has {found}s ({name})", hint="look at the path"
+                f"{path} is not a log: it has {found}s ({name})", hint="correct the path"
             )
 
 

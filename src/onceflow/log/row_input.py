@@ -3,6 +3,11 @@
 A line that does not fit is never taken for something else, and never passed over in silence: the
 input is read to its end and then refused with all that is wrong, or the lines that do not fit are
 written to a file of their own (`RejectFile`), durably, before the last table is handed out.
+
+No library keeps these rules. `pyarrow.csv` reads 1e400 as infinity, 0x10 as 16 and "d"e as de,
+takes a quote that is never closed and the second of two columns of one name, and stops at the first
+bad value without the number of its line. `msgspec` takes the last of two members of one name and
+rounds a time that is finer than microseconds.
 """
 
 from __future__ import annotations
@@ -208,7 +213,7 @@ class RowInput:
         lines = "line does" if self.bad == 1 else "lines do"
         return BadInput(
             f"{self.bad:,} {lines} not fit, so nothing was appended:\n  " + "\n  ".join(listed),
-            hint="mend them, or let them go to a file of their own: --reject FILE",
+            hint="correct them, or send them to a file of their own: --reject FILE",
         )
 
     # -------------------------------------------------------------- formats
@@ -284,7 +289,7 @@ class RowInput:
             while data := file.read(1024 * 1024):
                 self._digest.update(data)
         with parquet_file(source.path) as rows:
-            yield rows.schema_arrow.empty_table()  # columns that do not fit are told at once
+            yield rows.schema_arrow.empty_table()  # columns that do not fit are refused at once
             batches = rows.iter_batches(_CHUNK_LINES)
             while (batch := _next(batches, source.path)) is not None:
                 self.rows += batch.num_rows

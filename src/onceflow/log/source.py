@@ -25,7 +25,7 @@ class Log(Source):
 
     `start`: "earliest", "latest", {partition: offset} or a time (a datetime, or text such as
     "2026-11-15T10:00:00Z": rows that were appended at or after it). It counts for the first start
-    only; from then on the job goes on where it stood. Beside the log's own columns there are
+    only; from then on the job continues where it stopped. Beside the log's own columns there are
     `_partition`, `_offset` and `_appended_at`; `columns` names those that are read at all.
     """
 

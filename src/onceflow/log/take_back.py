@@ -1,7 +1,7 @@
 """Take back what an output published to a log after a cut, and nobody else's rows.
 
-One commit drops the segments and moves the ledger; then their files are removed. Whoever opens the
-log next removes what a killed one left.
+One commit drops the segments and moves the ledger; then their files are removed. The next
+opening of the log removes the files that a killed driver left.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def take_back(
     moves its ledger to `to` (the cut in a new lineage). Returns how many rows went.
 
     `decision` is the nonce of the cut's own decision; without it the ledger keeps the last one.
-    Their offsets are never used again. A reader that has read them is told so.
+    Their offsets are never used again. A reader that has read them gets an error.
     """
     gone: list[Segment] = []
 

@@ -14,7 +14,7 @@ Record = tuple[int, bytes]  # number of its first line, and its bytes as they ar
 _BOM = b"\xef\xbb\xbf"
 _LONGEST = 16 * 1024 * 1024  # bytes of a record over several lines: else a quote is not closed
 
-# A record that ends inside of quotes goes on in the next line.
+# A record that ends inside of quotes continues in the next line.
 _UNCLOSED = re.compile(rb'(?>(?:"(?>[^"]++|"")*+"|[^",]*+),)*+"(?>[^"]++|"")*+')
 _CELL = re.compile(r'(?:"((?>[^"]++|"")*+)"|([^",]*+))(,|\Z)')
 
@@ -39,7 +39,7 @@ def csv_records(lines: Iterator[Record], name: str) -> Iterator[Record]:
                     raise BadInput(
                         f"{name}, line {number}: a quote is opened and not closed within "
                         f"{_LONGEST:,} bytes; nothing was appended",
-                        hint="mend the line",
+                        hint="correct the line",
                     )
                 # Only a line with an odd number of quotes can close them.
                 if line.count(b'"') % 2 and not _UNCLOSED.fullmatch(_end_off(b"".join(parts))):

@@ -138,7 +138,7 @@ class Server:
         if any(words in text for words in refused):
             return TargetError(
                 f"{self.label}: the server does not let us in: {text}",
-                hint="look at user, password, database and TLS options of the connection",
+                hint="check user, password, database and TLS options of the connection",
             )
         return TargetAway(
             f"{self.label}: cannot connect: {text}",
@@ -151,8 +151,8 @@ class Server:
         detail = f" ({error.diag.message_detail})" if error.diag.message_detail else ""
         what = self._without_secrets(f"{self.label}: {said}{detail}")
         kinds: tuple[tuple[str, type[OnceflowError], str], ...] = (
-            ("53100", DiskFull, "make space on the server's disk and start the job again; it goes "
-             "on where it stood"),
+            ("53100", DiskFull, "free some space on the server's disk and start the job again; "
+             "it continues where it stopped"),
             ("53", TargetAway, f"the server lacks resources; {_AGAIN}"),
             ("08", TargetAway, _AGAIN),
             ("57P", TargetAway, _AGAIN),

@@ -2,7 +2,7 @@
 
 Tasks copy into an unlogged table of their own epoch, where no reader looks, each under a tag that
 no other attempt has. What Spark returns names the tags of the attempts that count. A crash of the
-server empties such a table: whoever moves its rows counts them first.
+server empties such a table: the transaction that moves its rows counts them first.
 """
 
 from __future__ import annotations

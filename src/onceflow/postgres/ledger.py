@@ -1,6 +1,6 @@
 """The ledger of outputs in PostgreSQL: a row for each, in the schema of its table.
 
-Whoever publishes or fences locks the row first. Connections carry the output and the term in
+A driver that publishes or fences locks the row first. Connections carry the output and the term in
 their application_name, so that a successor finds and ends those of older terms: a driver that was
 paused inside a transaction would hold the lock for as long as it sleeps.
 """

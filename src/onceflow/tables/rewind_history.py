@@ -61,12 +61,12 @@ class RewindHistory:
         return replace(self, done=step, stretches=(*self.stretches[:-1], longer))
 
     def forgetting(self, known: int) -> RewindHistory:
-        """What the steps up to `known` changed is not kept any more."""
+        """What the steps up to `known` changed is no longer kept."""
         left = tuple(stretch for stretch in self.stretches if stretch.step >= known)
         return self if known <= self.known else replace(self, known=known, stretches=left)
 
     def back_to(self, cut: Position, target: str) -> RewindHistory:
-        """As they were at the cut. `TargetBehind` if one cannot go back to there."""
+        """The history as it was at the cut. `TargetBehind` if the table cannot go back to there."""
         left = list(self.stretches)
         while left and left[-1].lineage != cut.lineage:
             left.pop()
@@ -82,7 +82,7 @@ class RewindHistory:
         step = left[-1].step - (left[-1].last - last) if left else -1
         if step < self.known:
             raise TargetBehind(
-                f"{target} does not keep any more what epoch {cut.epoch + 1} changed, so it "
+                f"{target} no longer keeps what epoch {cut.epoch + 1} changed, so it "
                 f"cannot go back to epoch {cut.epoch}",
                 hint="go back less far, or choose --published skip: its rows stay and are not "
                 "published again; keep_before=… sets how many epochs can be taken back",
@@ -91,7 +91,7 @@ class RewindHistory:
         return replace(self, done=step, stretches=stands)
 
     def begin(self, to: Position) -> RewindHistory:
-        """A new lineage goes on from here."""
+        """A new lineage continues from here."""
         began = Stretch(to.lineage, to.epoch, to.epoch, self.done)
         return replace(self, stretches=(*self.stretches, began))
 
