@@ -317,15 +317,14 @@ def _ledger_compared_by_number_only() -> None:
     from onceflow.folders import commit_log as commits
     from onceflow.kafka import sink as kafka
     from onceflow.kafka import slot as kafka_slots
-    from onceflow.postgres import sink as postgres
-    from onceflow.sqlite import sink as sqlite
+    from onceflow.tables import sink as tables
 
     def by_number(ledger: Any, publication: Any, target: str) -> Verdict:
         if ledger.position is not None and ledger.position.epoch >= publication.epoch:
             return Verdict.ALREADY_PUBLISHED
         return judge(ledger, publication, target)
 
-    for module in (commits, kafka, kafka_slots, postgres, sqlite):
+    for module in (commits, kafka, kafka_slots, tables):
         _put(module, judge=by_number)
 
 
