@@ -317,6 +317,7 @@ def _ledger_compared_by_number_only() -> None:
     from onceflow.folders import commit_log as commits
     from onceflow.kafka import sink as kafka
     from onceflow.kafka import slot as kafka_slots
+    from onceflow.postgres import sink as postgres
     from onceflow.tables import sink as tables
 
     def by_number(ledger: Any, publication: Any, target: str) -> Verdict:
@@ -324,7 +325,7 @@ def _ledger_compared_by_number_only() -> None:
             return Verdict.ALREADY_PUBLISHED
         return judge(ledger, publication, target)
 
-    for module in (commits, kafka, kafka_slots, tables):
+    for module in (commits, kafka, kafka_slots, postgres, tables):
         _put(module, judge=by_number)
 
 
