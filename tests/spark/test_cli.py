@@ -392,12 +392,12 @@ class Clockwork:
         self.now = 1_000_000.0
         self.reports: list[dict[str, Any]] = []
         log = SimpleNamespace(decisions=[], last=None)
-        declared = SimpleNamespace(outputs={"out": None}, on_bad=None)
+        spec = SimpleNamespace(outputs={"out": None}, on_bad=None)
         self.epochs = SimpleNamespace(
             log=log,
             opened_at=None,
             published_at=None,
-            declared=declared,
+            spec=spec,
             times=SimpleNamespace(sums=Sums()),
         )
         self.query = SimpleNamespace(recentProgress=self.reports, lastProgress=None)
@@ -412,7 +412,8 @@ class Clockwork:
         self.now += took
         source = {"lines": {str(number): [json.dumps({"timestamp": written * 1000})]}}
         log.last = SimpleNamespace(
-            epoch=number, rows=rows // 2, at=began, watermark=0, sources=source,
+            epoch=number, rows=rows // 2, at=began, watermark=0, lowest_watermark=None,
+            sources=source,
             keyed={}, outputs={"out": SimpleNamespace(files=[SimpleNamespace(rows=rows // 2)])},
         )  # fmt: skip
         log.decisions.append(log.last)

@@ -163,14 +163,14 @@ class _Meter:
         return _seconds(self._executed["timestamp"]) if self._executed else 0.0
 
 
-def _rejects(query: str, declared: QuerySpec) -> list[str]:
+def _rejects(query: str, spec: QuerySpec) -> list[str]:
     """Outputs of rows that could not be taken: `on_bad` of a query or of a source, or by name."""
     if query.endswith(".rejected"):
-        return list(declared.outputs)
+        return list(spec.outputs)
     return [
         output
-        for output in declared.outputs
-        if output in (declared.on_bad, "rejected") or output.startswith("rejected_")
+        for output in spec.outputs
+        if output in (spec.on_bad, "rejected") or output.startswith("rejected_")
     ]
 
 
