@@ -66,7 +66,7 @@ class FailingPuts(LocalStore):
 class FolderContract(OurContract):
     @contextmanager
     def commit_fails(self, sink: Any, *, landed: bool) -> Iterator[None]:
-        log = sink._commits.log
+        log = sink._commit_log.numbered
         right, log.store = log.store, FailingPuts(log.store.root, landed=landed)
         yield
         assert log.store.hit
