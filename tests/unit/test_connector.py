@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from onceflow.cli import doctor
 from onceflow.errors import SetupError
+from onceflow.service import checkup
 from onceflow.spark import packages as connector
 from onceflow.spark.session import kafka_packages
 
@@ -70,14 +70,14 @@ def test_the_doctor_says_what_connector_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(connector.FOLDER, raising=False)
-    assert doctor._kafka().state == "warning"
+    assert checkup._kafka().state == "warning"
     monkeypatch.setenv(connector.FOLDER, str(tmp_path))
     (old,) = folder_with(tmp_path, "spark-sql-kafka-0-10_2.12-3.5.1")
-    assert doctor._kafka().state == "wrong"
-    assert "is for Spark 3.5.1" in doctor._kafka().says
+    assert checkup._kafka().state == "wrong"
+    assert "is for Spark 3.5.1" in checkup._kafka().says
     old.unlink()
     folder_with(tmp_path, "spark-sql-kafka-0-10_2.13-4.2.0", *WITH)
-    assert doctor._kafka().says == f"of Spark 4.2.0, in {tmp_path}"
+    assert checkup._kafka().says == f"of Spark 4.2.0, in {tmp_path}"
 
 
 def test_spark_can_get_the_connector_of_its_version_itself() -> None:

@@ -126,6 +126,8 @@ def test_every_point_is_reached_somewhere_and_every_reached_one_is_listed() -> N
     reached, in_tasks = set(), set()
     for path in Path(onceflow.__file__).parent.rglob("*.py"):
         reached |= set(re.findall(r'\b_?reach\("([^"]+)"', path.read_text()))
+        steps = re.findall(r'\breach\(f"\{self\.kind\}\.([^"]+)"', path.read_text())
+        reached |= {f"{kind}.{step}" for kind in ("sqlite", "postgres") for step in steps}
         in_tasks |= set(re.findall(r'\breach_in_task\("([^"]+)"', path.read_text()))
     assert reached == {*POINTS, *SOME_OPENINGS, *TRIM, *SNAPSHOTS, *KEYED, *SERVICES}
     assert in_tasks == set(TASK)
