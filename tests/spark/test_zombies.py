@@ -96,7 +96,7 @@ def asleep(story: Story, point: str, visit: int = 2, host: str = "first") -> Lif
     life = story.spawn(f"{point}:pause:{visit}:{story.root}", host=host)
 
     def paused_or_over() -> bool:
-        life.hear()
+        life.read_events()
         return (story.path / "paused").exists() or life.over
 
     wait_for(paused_or_over, 60)

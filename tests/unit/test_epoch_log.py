@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from children import run_and_kill
 from turns import Killed, Stepped, Truth, Turns, seeds
 
 from onceflow import faults
@@ -19,6 +18,7 @@ from onceflow.contract.ledger import Committable, Position
 from onceflow.errors import Damaged, Fenced, OnceflowError
 from onceflow.protocol.epoch_log import Decision, EpochLog, OutputDecision
 from onceflow.store.posix import LocalStore, NumberedLog, Put, Store
+from onceflow.testing.processes import run_and_kill
 
 LINEAGE = "0f8fad5b-d9cb-469f-a165-70867728950e"
 SUBJECT = f"job/{LINEAGE}/query"

@@ -9,7 +9,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from children import run_and_kill
 
 import onceflow
 from onceflow import faults
@@ -26,6 +25,7 @@ from onceflow.faults.points import (
     arm_from_environment,
     reach,
 )
+from onceflow.testing.processes import run_and_kill
 
 
 def test_a_point_that_is_not_armed_does_nothing() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from children import run_and_kill
 
 from onceflow import faults
 from onceflow.contract.ledger import Ledger, Position
@@ -19,6 +18,7 @@ from onceflow.protocol.identity import refuse_foreign_ledger, refuse_other_check
 from onceflow.spark.checkpoint import Checkpoint
 from onceflow.spark.session import REQUIRED
 from onceflow.store.posix import LocalStore, seal
+from onceflow.testing.processes import run_and_kill
 
 
 def opened(home: Path, job: str = "word-count") -> str:

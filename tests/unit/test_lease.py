@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 from another import as_another, folder_for_all
-from children import CONTEXT, Child, child
 
 from onceflow import faults
 from onceflow.errors import Fenced, LeaseHeld
 from onceflow.protocol import lease as lease_module
 from onceflow.protocol.lease import Holder, Lease, host_name
 from onceflow.store.posix import LocalStore, seal
+from onceflow.testing.processes import CONTEXT, Child, child
 
 JOB = "word-count"
 

@@ -18,7 +18,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from children import run_and_kill
 from logs import (
     TIME,
     Clock,
@@ -53,6 +52,7 @@ from onceflow.log.segments import split_by_key
 from onceflow.protocol.staging import Stager
 from onceflow.sinks import Files, Log, Outcome
 from onceflow.store.posix import LocalStore
+from onceflow.testing.processes import run_and_kill
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from children import Child, child, run_and_kill
 from logs import (
     committed_files,
     ids,
@@ -42,6 +41,7 @@ from onceflow.log.retention import trim
 from onceflow.log.segments import split_by_key
 from onceflow.sinks import Log, Publication
 from onceflow.store.posix import LocalStore
+from onceflow.testing.processes import Child, child, run_and_kill
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 EVERY = 4  # commits are rolled up: commit 1 is the creation, 4 the first roll-up

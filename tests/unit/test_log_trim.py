@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from children import run_and_kill
 from logs import (
     TIME,
     Clock,
@@ -35,6 +34,7 @@ from onceflow.log.reader_positions import Reader, forget, hold, hold_offsets, re
 from onceflow.log.retention import Trimmed, expired, trim
 from onceflow.log.take_back import take_back
 from onceflow.sinks import Log, Outcome, Staged
+from onceflow.testing.processes import run_and_kill
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from children import child, run_and_kill
 from click.testing import CliRunner
 from saved import SPARK, Saved
 
@@ -32,6 +31,7 @@ from onceflow.snapshots.listings import list_savepoints
 from onceflow.snapshots.savepoint import Savepoint
 from onceflow.snapshots.savepoints import Savepoints
 from onceflow.store.posix import VERSION, seal, unseal
+from onceflow.testing.processes import child, run_and_kill
 
 DOCS = Path(__file__).parents[2] / "docs"
 POINTS = [p for p in faults.SNAPSHOTS if p.startswith("savepoint.")]

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from children import child, run_and_kill
 from targets import (
     LINEAGE,
     OUTPUT,
@@ -56,6 +55,7 @@ from onceflow.sinks import (
 )
 from onceflow.sqlite.connection import Database
 from onceflow.store.posix import LocalStore
+from onceflow.testing.processes import child, run_and_kill
 
 FOLDERS = (FilesTarget, LogTarget)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from children import run_and_kill
 from overtaken import WHEN, Overtaken
 from targets import OUTPUT, FilesTarget, LogTarget, ids_in, publication, rows_of, stage, table
 
@@ -20,6 +19,7 @@ from onceflow.errors import DiskFull, Fenced, PublishUnknown, TargetForeign
 from onceflow.log import EmbeddedLog
 from onceflow.log.retention import trim
 from onceflow.sinks import Files, Log, Publication
+from onceflow.testing.processes import run_and_kill
 
 KINDS = (FilesTarget, LogTarget)
 CRASHES = [

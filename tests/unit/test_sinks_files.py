@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from children import run_and_kill
 from targets import (
     LINEAGE,
     OUTPUT,
@@ -33,6 +32,7 @@ from onceflow.errors import BadRows, Damaged, Fenced, JobError, PublishFailed, T
 from onceflow.files.sink import _OutputFolder, published_files
 from onceflow.sinks import Files, Outcome, Position, Publication, Staged
 from onceflow.store.posix import LocalStore
+from onceflow.testing.processes import run_and_kill
 
 
 def files(target: FilesTarget, *, roll_up_every: int = 100, **settings: Any) -> Files:

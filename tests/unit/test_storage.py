@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from children import child, run_and_kill
 from turns import Stepped, Truth, Turns, seeds
 
 from onceflow import faults
@@ -26,6 +25,7 @@ from onceflow.store.posix import (
     seal,
     unseal,
 )
+from onceflow.testing.processes import child, run_and_kill
 
 # ---------------------------------------------------------------- put-if-absent
 
