@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+
+from waiting import wait_for
+
+from onceflow.harness.processes import JVM, Child, Event
+from onceflow.service.process_tree import family, processes
 
 ONCEFLOW = [sys.executable, "-c", "from onceflow.cli import main; main()"]
 SECONDS = 120  # until a condition must hold; a start of Spark takes long on a busy machine
-Event = dict[str, Any]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -40,51 +39,33 @@ def onceflow(*arguments: object, cwd: Path, **more: str) -> subprocess.Completed
 
 def patiently(condition: Callable[[], object]) -> None:
     """Wait for a condition that is expensive to check."""
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.2)
+    wait_for(condition, SECONDS, every=0.2)
 
 
-class Run:
+class Run(Child):
     """`onceflow run … --json` in the background. Leaving the block ends it."""
 
     def __init__(self, *arguments: object, cwd: Path) -> None:
-        self.events: list[Event] = []
-        self.process = subprocess.Popen(
-            [*ONCEFLOW, "run", *map(str, arguments), "--json"],
-            cwd=cwd,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
+        self.said: list[Event] = []  # in all its time
+        super().__init__(
+            "onceflow run",
+            ["onceflow.cli:main", "run", *map(str, arguments), "--json"],
+            folder=cwd,
+            log=cwd / "onceflow-run.err",
+            environment=environment(),
+            options=("-P",),
         )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.events.append(json.loads(line))
-
-    def __enter__(self) -> Run:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()  # its driver and the JVM end with it
-        self.process.wait()
-        self._reader.join(SECONDS)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+    def _note(self, event: Event) -> None:
+        self.said.append(event)
 
     def of(self, kind: str) -> list[Event]:
-        return [event for event in list(self.events) if event["event"] == kind]
+        return [event for event in list(self.said) if event["event"] == kind]
 
     def hear(self, kind: str, times: int = 1) -> Event:
         """Wait for the event of this kind that comes as number `times`."""
-        self.wait(lambda: len(self.of(kind)) >= times or self.process.poll() is not None)
-        assert len(self.of(kind)) >= times, f"no {kind!r}, but {self.events[-3:]}"
+        patiently(lambda: len(self.of(kind)) >= times or self.has_ended())
+        assert len(self.of(kind)) >= times, f"no {kind!r}, but {self.said[-3:]}"
         return self.of(kind)[times - 1]
 
     def reach(self, epoch: int) -> None:
@@ -96,49 +77,24 @@ class Run:
                 q["epoch"] is not None and q["epoch"] >= epoch for q in queries
             )
 
-        self.wait(reached)
-
-    def wait(self, condition: Callable[[], object]) -> None:
-        patiently(condition)
+        patiently(reached)
 
     def driver(self) -> int:
         return int(self.of("started")[-1]["pid"])
 
-    def end(self, number: signal.Signals) -> int:
-        """Send a signal and wait for the exit code."""
-        self.process.send_signal(number)
-        return self.ended()
-
     def ended(self) -> int:
-        code = self.process.wait(SECONDS)
-        self._reader.join(SECONDS)
-        return code
+        """Wait for its exit code."""
+        patiently(self.has_ended)
+        assert self.exit_code is not None
+        return self.exit_code
 
 
 def jvm_of(driver: int) -> int:
     """The JVM that is a child of a driver."""
-    (found,) = [
-        pid for pid, (parent, name) in _processes().items() if (parent, name) == (driver, "java")
-    ]
+    (found,) = [pid for pid, what in family({driver}).items() if what == JVM]
     return found
 
 
 def running(pids: Iterable[int]) -> list[int]:
     """Those that run; a process that waits to be reaped does not."""
-    return [pid for pid in pids if pid in _processes()]
-
-
-def _processes() -> dict[int, tuple[int, str]]:
-    """pid -> (parent, name), without zombies."""
-    found = {}
-    for path in Path("/proc").iterdir():
-        if not path.name.isdigit():
-            continue
-        try:
-            name, _, rest = (path / "stat").read_text().partition("(")[2].rpartition(")")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        state, parent, *_ = rest.split()
-        if state != "Z":
-            found[int(path.name)] = (int(parent), name)
-    return found
+    return [pid for pid in pids if pid in processes()]

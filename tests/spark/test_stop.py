@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Run, onceflow
+from commands import Run, onceflow, patiently
 from story import Story, read_files
 from test_cli import story_file, write
 from waiting import wait_for
@@ -54,7 +54,7 @@ def test_a_run_is_stopped_from_another_process_and_its_next_start_is_not(tmp_pat
         assert told.returncode == 0, told.stderr
         answer = json.loads(told.stdout)
         assert run.ended() == 0
-        assert [e["event"] for e in run.events if e["event"] != "progress"][-2:] == [
+        assert [e["event"] for e in run.said if e["event"] != "progress"][-2:] == [
             "stopping", "ended",
         ]  # fmt: skip
         assert not run.of("restarting")
@@ -76,7 +76,7 @@ def test_a_run_is_stopped_from_another_process_and_its_next_start_is_not(tmp_pat
 
     story.write_input(range(2, 4))
     with Run("it.py", "--home", story.home, cwd=tmp_path) as run:
-        run.wait(lambda: story.published() == story.expected(4))
+        patiently(lambda: story.published() == story.expected(4))
         told = onceflow(*stop, cwd=tmp_path, ONCEFLOW_HOST="elsewhere")  # a machine that shares it
         assert told.returncode == 0, told.stderr
         assert f"asked process {run.driver()} on " in told.stderr

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import Event, Run, jvm_of, running
+from commands import Event, Run, jvm_of, patiently, running
 from story import Story
 from test_cli import story_file, write
 from waiting import wait_for
@@ -42,7 +42,7 @@ def test_a_run_outlives_its_jvm_and_its_driver(story: Story) -> None:
         assert run.of("restarting")[0]["in_s"] == 0  # it had published: no pause
 
         story.write_input(range(1, 3))
-        run.wait(lambda: story.published() == story.expected(3))
+        patiently(lambda: story.published() == story.expected(3))
         second, jvm = run.driver(), jvm_of(run.driver())
         os.kill(second, signal.SIGKILL)
         assert run.hear("restarting", times=2)["message"] == "the driver was ended by SIGKILL"
@@ -50,9 +50,10 @@ def test_a_run_outlives_its_jvm_and_its_driver(story: Story) -> None:
         assert not running([first, second, jvm])
 
         story.write_input(range(3, 5))
-        run.wait(lambda: story.published() == story.expected(5))
-        assert run.end(signal.SIGTERM) == 0
-        assert [event["event"] for event in run.events[-2:]] == ["stopping", "ended"]
+        patiently(lambda: story.published() == story.expected(5))
+        run.stop()
+        assert run.ended() == 0
+        assert [event["event"] for event in run.said[-2:]] == ["stopping", "ended"]
     story.check()
 
 
@@ -66,13 +67,13 @@ def test_a_paused_driver_is_replaced_and_a_killed_supervisor_takes_all_with_it(
         os.kill(sleeper, signal.SIGSTOP)
         story.write_input(range(1, 3))
         with Run("it.py", "--home", story.home, "--take-over", cwd=story.path) as leader:
-            leader.wait(lambda: story.published() == story.expected(3))
+            patiently(lambda: story.published() == story.expected(3))
             assert paused.ended() == 5
             assert f"is led by process {leader.driver()} on" in paused.hear("error")["message"]
             assert not running([sleeper, jvm])
 
             pids = [leader.driver(), jvm_of(leader.driver())]
-            leader.end(signal.SIGKILL)
+            os.kill(leader.pid, signal.SIGKILL)
             wait_for(lambda: not running(pids))
     assert story.published() == story.expected(3)
 
