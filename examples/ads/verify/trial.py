@@ -41,11 +41,8 @@ from onceflow.protocol.home import now
 Event = dict[str, Any]
 
 _DAMAGED = 7  # the exit code of a driver that found a damaged file
-_SPREADS = (
-    "full-disk",
-    "truncate",
-    "flip",
-)  # faults that may also strike the jobs that read the struck one
+# Faults that may also strike the jobs that read the struck one.
+_SPREADS = ("full-disk", "truncate", "flip")
 _FORGIVEN_FOR = 15.0  # seconds after such a fault in which other jobs may fail too
 _MOST_ENDS = 6  # lives in a row that decided no epoch
 _ORPHANS_WITHIN = 60.0
@@ -80,9 +77,8 @@ class Trial:
         self.places = Places(settings.folder / "ads")
         self._lines = Lines(settings.seed)
         self._stage: list[CaseRunner] = []  # the jobs that run
-        self._ends: dict[
-            str, tuple[Any, int]
-        ] = {}  # job -> its epochs, and how many lives ended there
+        # job -> its epochs, and how many lives ended there
+        self._ends: dict[str, tuple[Any, int]] = {}
         self._striking = ""  # the kind of the fault that strikes now
         self._spread = float("-inf")  # when such a fault last struck
         self._tending = False
@@ -220,7 +216,7 @@ class Trial:
     def _tend_others(self, runner: CaseRunner) -> None:
         spreads = self._striking in _SPREADS
         for other in self._stage:
-            if other is not runner and other.driver is not None:
+            if other is not runner and other.has_driver:
                 if spreads:
                     other.read_events()
                 else:
@@ -230,16 +226,17 @@ class Trial:
 
     def _tend(self, runner: CaseRunner) -> None:
         """Keep a runner going that nobody waits for."""
-        life, before = runner.life, runner.observer.progress()
+        before = runner.observer.progress()
         with _stuck(runner):
-            if life is not None and life.over:
+            if runner.has_ended_life:
+                life = runner.life
                 self._tell("ended", job=runner.case.name, code=life.code, why=runner.complaint())
                 seen, ends = self._ends.get(runner.case.name, (before, 0))
                 self._ends[runner.case.name] = before, ends + 1 if seen == before else 1
                 if seen == before and ends > _MOST_ENDS:
                     raise StuckJob(f"{ends} starts decided no epoch: {runner.complaint()}")
                 if life.code == _DAMAGED and self._has_spread():
-                    runner.life = None  # it has found the damaged file, which was put back
+                    runner.forget_life()  # it has found the damaged file, which was put back
             runner.keep_running()
 
     def _has_spread(self) -> bool:
@@ -281,8 +278,7 @@ class Trial:
         ]
         self.result.faults += sorted(found, key=lambda fault: fault["number"])
         for runner, result in zip(self._runners[1:], results[1:], strict=False):
-            heads = runner.feed.heads() if runner.feed is not None else {}
-            result.rows_in = sum(map(sum, heads.values()))
+            result.rows_in = sum(map(sum, runner.heads().values()))
         budget = results[-1]
         budget.seconds = round(self._seconds() - budget.began, 1)
         budget.rows_out = len(outputs.charges(self.places))
@@ -296,7 +292,7 @@ class Trial:
     # -------------------------------------------------------------- telling
 
     def _progress(self, runner: CaseRunner) -> None:
-        fed = self._runners[0].feed.rows if self._runners[0].feed else 0
+        fed = self._runners[0].rows_fed
         self._tell("progress", job=runner.case.name, sinks=runner.case.sinks,
                    faults=sum(s.hit for p in self._runners for s in p.outcomes),
                    of=self.settings.faults, rows_in=fed,

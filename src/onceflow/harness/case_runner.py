@@ -26,10 +26,8 @@ _TURN = 0.02  # seconds
 _RESUME_WITHIN = 180.0  # seconds from a fault to the next epoch, on a busy machine
 _QUIET_FOR = 20.0  # seconds; after so long without an epoch none is due
 _MOST_STARTS = 6  # in a row that decided no epoch
-_SAME_PROCESS = (
-    "InjectedFault",
-    "DiskFull",
-)  # errors after which the process can run the job again
+# Errors after which the process can run the job again.
+_SAME_PROCESS = ("InjectedFault", "DiskFull")
 
 
 class StuckJob(Exception):
@@ -86,9 +84,9 @@ class CaseRunner:
         self.commands = 0  # of `onceflow` that were run
         self.violations: list[Violation] = []
         self.outcomes: list[FaultOutcome] = []
-        self.feed: Feed | None = None
-        self.driver: Driver | None = None
-        self.life: Life | None = None
+        self._feed: Feed | None = None
+        self._driver: Driver | None = None
+        self._life: Life | None = None
         self.host = ""
         self.guarantees: dict[str, str] = {}
         self.drained = False
@@ -99,7 +97,7 @@ class CaseRunner:
     def perform(
         self, faults: Iterable[Fault], strike: Callable[[CaseRunner, Fault, FaultOutcome], None]
     ) -> None:
-        """All steps; who runners several at once takes them one by one."""
+        """All steps. To run several cases at once, take them one by one."""
         try:
             self.feed_it()
             self.start_life()
@@ -120,7 +118,7 @@ class CaseRunner:
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("tripwires", "tripwires.hit"):
             (folder / name).mkdir(exist_ok=True)
-        self.feed = Feed(folder, self.case.source, pause=self._pause, most=self._commits)
+        self._feed = Feed(folder, self.case.source, pause=self._pause, most=self._commits)
         self.feed.start()
         self.observer.start()
         while self._ahead and not self.feed.full.is_set():
@@ -157,21 +155,59 @@ class CaseRunner:
 
     # -------------------------------------------------------------- lives
 
+    @property
+    def feed(self) -> Feed:
+        """The producer, from step 1 on."""
+        assert self._feed is not None
+        return self._feed
+
+    @property
+    def driver(self) -> Driver:
+        """The driver of the job, from step 2 on."""
+        assert self._driver is not None
+        return self._driver
+
+    @property
+    def life(self) -> Life:
+        """The current life of the driver, or its last one."""
+        assert self._life is not None
+        return self._life
+
+    @property
+    def has_driver(self) -> bool:
+        return self._driver is not None
+
+    @property
+    def has_ended_life(self) -> bool:
+        return self._life is not None and self._life.over
+
+    def forget_life(self) -> None:
+        """Nobody asks why it ended."""
+        self._life = None
+
+    def let_go(self) -> None:
+        """Leave the driver as it is; the next life has another."""
+        self._driver = self._life = None
+
     def start_life(self, *, fault: str = "", take_over: bool = False) -> None:
-        if self.driver is not None and self.driver.spent:
-            self.driver.end()
-        if self.driver is None or self.driver.exit_code is not None:
-            self.driver = self.drivers.take()
-            waiting = time.monotonic()
-            while not self.driver.ready and self.driver.exit_code is None:
-                self.turn()
-            self.drivers.wait_until_ready(self.driver)
-            self._waited += time.monotonic() - waiting
+        driver, waiting = self._working_driver(), time.monotonic()
+        while not driver.ready and driver.exit_code is None:
+            self.turn()
+        self.drivers.wait_until_ready(driver)
+        self._waited += time.monotonic() - waiting
         self.drivers.keep_one_ahead()
-        self.life = self.driver.live(
+        self._life = driver.live(
             self.case.job, self.case.folder, self.environment(fault), take_over=take_over,
             every=self.case.every,
         )  # fmt: skip
+
+    def _working_driver(self) -> Driver:
+        """The driver, or another one if it has ended or cannot have another life."""
+        if self._driver is not None and self._driver.spent:
+            self._driver.end()
+        if self._driver is None or self._driver.exit_code is not None:
+            self._driver = self.drivers.take()
+        return self._driver
 
     def environment(self, fault: str = "") -> dict[str, str]:
         return {**self.case.environment, "ONCEFLOW_FAULT": fault, "ONCEFLOW_HOST": self.host}
@@ -188,24 +224,20 @@ class CaseRunner:
         """A turn without waiting, for a case that nobody waits for: when a life has ended another
         follows as soon as a driver is ready."""
         self.read_events()
-        if self.life is not None and not self.life.over:
+        if self._life is not None and not self._life.over:
             return
         self._clear_ended_life()
-        self.life = None
-        if self.driver is not None and self.driver.spent:
-            self.driver.end()
-        if self.driver is None or self.driver.exit_code is not None:
-            self.driver = self.drivers.take()
-        if self.driver.ready:
+        self._life = None
+        if self._working_driver().ready:
             self.start_life()
 
     def read_events(self) -> None:
         """Take in what the driver has said, and raise what ended the producer or the reader."""
-        if self.life is not None:
-            self.life.read_events()
-            self.guarantees |= self.life.guarantees
-        if self.feed is not None and self.feed.failure is not None:
-            raise self.feed.failure
+        if self._life is not None:
+            self._life.read_events()
+            self.guarantees |= self._life.guarantees
+        if self._feed is not None and self._feed.failure is not None:
+            raise self._feed.failure
         if self.observer.failure is not None:
             raise self.observer.failure
 
@@ -230,7 +262,7 @@ class CaseRunner:
                 epoch >= before.get(query, -1) + count for query, epoch in now.items()
             ):
                 return
-            if self.life is None or self.life.over:
+            if self._life is None or self._life.over:
                 self._clear_ended_life()
                 starts += 1
                 if starts > _MOST_STARTS:
@@ -244,16 +276,24 @@ class CaseRunner:
     def _clear_ended_life(self) -> None:
         """After a life has ended: as in `onceflow run`, the next one has a new process, unless an
         injected exception ended this one. If `onceflow run` would give up, the job is stuck."""
-        error = self.life.error if self.life else {}
+        error = self._life.error if self._life else {}
         if not error or error["kind"] in _SAME_PROCESS:
             return
         if not error["retryable"]:
             raise StuckJob(f"the driver gave up: {self.complaint()}")
-        if self.driver is not None:
-            self.driver.end()
+        if self._driver is not None:
+            self._driver.end()
 
     def complaint(self) -> str:
-        return self.life.complaint if self.life else "it said nothing"
+        return self._life.complaint if self._life else "it said nothing"
+
+    @property
+    def rows_fed(self) -> int:
+        return self._feed.rows if self._feed is not None else 0
+
+    def heads(self) -> dict[str, list[int]]:
+        """The next offsets of each log of the input."""
+        return self._feed.heads() if self._feed is not None else {}
 
     def rows_read(self) -> int:
         """How many input rows the slowest query has decided."""
@@ -269,11 +309,10 @@ class CaseRunner:
     def drain(self) -> None:
         """Step 4: end the input, and wait until every query has read all of it and run the epoch
         without data that is due then."""
-        assert self.feed is not None
         while self._commits is not None and not self.feed.full.is_set():
             self.turn()
         self.feed.end()
-        heads = self.feed.heads()
+        heads = self.heads()
         seen, moved = self.observer.progress(), time.monotonic()
         while not all(
             self._has_read(query, heads)
@@ -282,7 +321,7 @@ class CaseRunner:
         ):
             if self.observer.progress() != seen:
                 seen, moved = self.observer.progress(), time.monotonic()
-            if self.life is None or self.life.over:
+            if self._life is None or self._life.over:
                 self._clear_ended_life()
                 self.start_life()
             if time.monotonic() - moved > _RESUME_WITHIN:
@@ -312,14 +351,14 @@ class CaseRunner:
 
     def abandon(self) -> None:
         """Stop the producer and the reader before the end."""
-        if self.feed is not None:
-            self.feed.abandon()
+        if self._feed is not None:
+            self._feed.abandon()
         self.observer.stop()
         self.observer.close()
 
     def finish(self) -> None:
         """Stop the driver at the end of the epoch; end it if it does not stop."""
-        driver, life = self.driver, self.life
+        driver, life = self._driver, self._life
         if driver is not None and life is not None and not life.over:
             driver.order(do="stop")
             if not self.wait(lambda: life.over, _RESUME_WITHIN):
@@ -332,7 +371,6 @@ class CaseRunner:
                 self.violations.append(Violation("stuck", self.case.name, said))
         if driver is not None:
             self.drivers.give_back(driver)
-        assert self.feed is not None
         self.feed.end()
         self.observer.stop()
         self.observer.poll()

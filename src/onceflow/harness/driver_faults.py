@@ -41,7 +41,6 @@ def strike(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
 
 def _kill_driver(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
     wait_at_random(runner, fault)
-    assert runner.driver is not None
     os.kill(runner.driver.pid, signal.SIGKILL)
     _killed(runner, outcome, f"driver {runner.driver.pid}")
 
@@ -49,7 +48,6 @@ def _kill_driver(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> Non
 def _kill_jvm(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
     wait_at_random(runner, fault)
     driver = runner.driver
-    assert driver is not None
     assert driver.jvm is not None
     os.kill(driver.jvm, signal.SIGKILL)
     runner.hit(outcome, f"JVM {driver.jvm}, after epoch {epoch(runner)}")
@@ -64,7 +62,6 @@ def _kill_jvm(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
 
 def _kill_worker(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
     wait_at_random(runner, fault)
-    assert runner.driver is not None
     workers = runner.driver.workers()
     runner.driver.spent = True
     for pid in workers:
@@ -90,7 +87,6 @@ def _kill_executor(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> N
 def executors(runner: CaseRunner) -> list[int]:
     """The executors that work for the current driver."""
     found = []
-    assert runner.driver is not None
     for pid, (_, _, name) in processes().items():
         if name == "java":
             with suppress(OSError):
@@ -113,7 +109,6 @@ def _kill_point(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None
 def _raise_point(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
     _arm(runner, fault, "raise")
     life = runner.life
-    assert life is not None
     if runner.wait(lambda: life.over, REACH_WITHIN):
         runner.hit(outcome, f"at {fault.point}, after epoch {epoch(runner)}")
         if life.error.get("kind") != "InjectedFault":
@@ -127,16 +122,12 @@ def _arm(runner: CaseRunner, fault: Fault, action: str) -> Driver:
     spec = f"{fault.point}:{action}:{fault.visit}"
     if opens(fault.point):
         life = runner.life
-        assert runner.driver is not None
-        assert life is not None
         runner.driver.order(do="arm", fault=f"epoch.checked:{action}")
         if not runner.wait(lambda: life.over, REACH_WITHIN):
             end_driver(runner)
         runner.start_life(fault=spec)
     else:
-        assert runner.driver is not None
         runner.driver.order(do="arm", fault=spec)
-    assert runner.driver is not None
     return runner.driver
 
 
@@ -158,7 +149,6 @@ def _lost_commit(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> Non
 
 def _killed(runner: CaseRunner, outcome: FaultOutcome, what: str) -> None:
     driver = runner.driver
-    assert driver is not None
     runner.wait(lambda: driver.exit_code is not None, 10)
     code = driver.exit_code
     if code == -signal.SIGKILL:
@@ -174,14 +164,12 @@ def _killed(runner: CaseRunner, outcome: FaultOutcome, what: str) -> None:
 def _zombie(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
     """Freeze the driver in the middle of a step; continue it after its successor has taken over."""
     zombie, life = runner.driver, runner.life
-    assert zombie is not None
-    assert life is not None
     folder = pause_driver(runner, fault, outcome)
     if folder is None:
         return
     zombie.signal_all(signal.SIGSTOP)
     runner.hit(outcome, f"driver {zombie.pid} at {fault.point}, after epoch {epoch(runner)}")
-    runner.driver = runner.life = None
+    runner.let_go()
     runner.host = (
         f"host-{fault.number}"  # as on another machine: the successor can't end the zombie
     )
@@ -212,7 +200,6 @@ def _succeed(runner: CaseRunner, fault: Fault, outcome: FaultOutcome, folder: Pa
     if fault.wakes:
         runner.start_life(fault=f"{fault.wakes}:pause:1:{pausing}", take_over=True)
         life = runner.life
-        assert life is not None
         runner.wait(lambda: (pausing / "paused").exists() or life.over, _END_WITHIN)
     else:
         runner.start_life(take_over=True)
@@ -253,7 +240,6 @@ def _fail_task(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
         _wire(runner, outcome, f"fail-{fault.number}")
         return
     driver, folder = runner.driver, runner.case.folder / f"fault-{fault.number}"
-    assert driver is not None
     folder.mkdir()
     driver.order(do="arm-tasks", fault=f"{fault.point}:{fault.file}:{folder}")
     if runner.wait((folder / fault.point).exists, REACH_WITHIN):
@@ -287,7 +273,6 @@ def _damage(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
         runner.hit(outcome, f"{path.relative_to(runner.case.folder)}, after epoch {epoch(runner)}")
         runner.start_life()
         life = runner.life
-        assert life is not None
         by_opening = fault.file not in ("manifest", "run")
         noticed = runner.wait(lambda: life.over or (by_opening and life.started), _END_WITHIN)
         if not noticed or life.code != _DAMAGED:
@@ -300,7 +285,7 @@ def _damage(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
         if not life.over:
             end_driver(runner)
         path.write_bytes(good)
-        runner.life = None
+        runner.forget_life()
         runner.start_recovery_clock(outcome)
 
 
@@ -346,8 +331,6 @@ def _full_disk(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
     wait_at_random(runner, fault)
     ballast = runner.case.folder / "ballast"
     life, feed = runner.life, runner.feed
-    assert life is not None
-    assert feed is not None
     retried = feed.retried
     with runner.observer.looking_away():  # SQLite cannot read a database on a full disk
         with ballast.open("wb", buffering=0) as file, suppress(OSError):

@@ -17,7 +17,6 @@ def wait_at_random(runner: CaseRunner, fault: Fault) -> None:
 
 def end_driver(runner: CaseRunner) -> None:
     """Kill the driver, its JVM and its workers, so that nobody writes files."""
-    assert runner.driver is not None
     runner.driver.end()
     runner.turn()
 
@@ -33,7 +32,6 @@ def pause_driver(
     it was not there in time. `then`: a fault to arm at a later point."""
     folder = runner.case.folder / f"fault-{fault.number}"
     folder.mkdir()
-    assert runner.driver is not None
     runner.driver.order(do="arm", fault=f"{fault.point}:pause:{fault.visit}:{folder},{then}")
     if runner.wait((folder / "paused").exists, REACH_WITHIN):
         return folder
@@ -42,6 +40,5 @@ def pause_driver(
 
 
 def disarm(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
-    assert runner.driver is not None
     runner.driver.order(do="arm", fault="")
     outcome.what = f"visit {fault.visit} of {fault.point} was not reached in {REACH_WITHIN:.0f} s"

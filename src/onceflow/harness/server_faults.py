@@ -105,7 +105,6 @@ def _open_transaction(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -
     """The driver publishes an epoch behind the beginning of a foreign transaction, and ends before
     it can note that. The next driver must not trust the ledger until that transaction has ended."""
     life = runner.life
-    assert life is not None
     folder = pause_driver(runner, fault, outcome, then="kafka.committed-one:raise")
     if folder is None:
         return
@@ -119,7 +118,6 @@ def _open_transaction(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -
         about_to_read.mkdir()
         runner.start_life(fault=f"open.fenced:pause:1:{about_to_read}")
         opening = runner.life
-        assert opening is not None
         runner.wait(lambda: (about_to_read / "paused").exists() or opening.over, REACH_WITHIN)
         (about_to_read / "resume").touch()
         runner.wait(lambda: opening.started or opening.over, _HELD)

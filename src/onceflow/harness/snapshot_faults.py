@@ -137,7 +137,6 @@ def _savepoint(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
 
 def _wait_for_the_end(runner: CaseRunner) -> None:
     life = runner.life
-    assert life is not None
     if not runner.wait(lambda: life.over, _ENDS_WITHIN):
         said = "the driver continues after it was stopped"
         runner.violations.append(Violation("stuck", runner.case.name, said))
@@ -187,8 +186,6 @@ def _go_back(runner: CaseRunner, fault: Fault, outcome: FaultOutcome, savepoint:
 def _end_driver(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> bool:
     """A restore is refused while the job runs. False if the driver did not stop when asked."""
     life, driver = runner.life, runner.driver
-    assert life is not None
-    assert driver is not None
     if fault.ends == "stop":
         done = _run(runner, "stop", runner.case.name)
         if _failed(runner, outcome, done):
@@ -229,7 +226,6 @@ def _break_start(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> Non
     """The first start in the new lineage fails at the point."""
     runner.start_life(fault=f"{fault.point}:raise")
     life = runner.life
-    assert life is not None
     runner.wait(lambda: life.over or life.started, _ENDS_WITHIN)
     if life.error.get("kind") == "InjectedFault":
         outcome.what += f"; its start fails at {fault.point}"

@@ -238,7 +238,6 @@ class Verification:
         )  # fmt: skip
 
         def expected(runner: CaseRunner) -> dict[str, Expected]:
-            assert runner.feed is not None
             return job.expected_results(source.rows(runner.feed.commits), sinks)
 
         return PlannedCase(case, expected, job.in_order)
@@ -262,7 +261,6 @@ class Verification:
             runner.perform(in_time, struck_by)
             if not runner.violations:
                 self._wait_for_orphans(runner, drivers)
-            assert runner.feed is not None
             result.violations = [*runner.violations]
             self._tell("truth", says=planned.says)
             expected = planned.expected(runner)
@@ -296,7 +294,7 @@ class Verification:
     # -------------------------------------------------------------- telling
 
     def _progress(self, runner: CaseRunner) -> None:
-        fed = runner.feed.rows if runner.feed else 0
+        fed = runner.rows_fed
         struck = [f for f in self.result.faults if f["hit"]]
         self._tell("progress", job=runner.case.name, sinks=runner.case.sinks,
                    faults=len(struck) + sum(s.hit for s in runner.outcomes), of=self._planned,
@@ -328,7 +326,7 @@ def note(runner: CaseRunner, result: CaseResult, began: float) -> list[Event]:
     """Fill in the result of a case; returns its faults. `began`: of the run, monotonic."""
     result.seconds = round(time.monotonic() - began - result.began, 1)
     result.guarantees = runner.guarantees
-    result.rows_in = runner.feed.rows if runner.feed else 0
+    result.rows_in = runner.rows_fed
     result.rows_out = runner.observer.published
     result.epochs = sum(epoch + 1 for epoch in runner.observer.progress().values())
     result.polls = runner.observer.polls
