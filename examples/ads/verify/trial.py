@@ -326,5 +326,5 @@ def _stuck(runner: CaseRunner) -> Iterator[None]:
     try:
         yield
     except StuckJob as stuck:
-        runner.violations.append(Violation("stuck", runner.case.name, str(stuck)))
+        runner.violate(str(stuck))
         raise _OverError from stuck

@@ -106,7 +106,7 @@ class CaseRunner:
                 self.strike(fault, strike)
             self.drain()
         except StuckJob as stuck:
-            self.violations.append(Violation("stuck", self.case.name, str(stuck)))
+            self.violate(str(stuck))
         except BaseException:
             self.abandon()
             raise
@@ -136,6 +136,9 @@ class CaseRunner:
             self.recover(outcome)
         else:
             self.wait_for_epochs(1)
+
+    def violate(self, message: str, kind: str = "stuck") -> None:
+        self.violations.append(Violation(kind, self.case.name, message))
 
     def hit(self, outcome: FaultOutcome, what: str) -> None:
         """The fault struck now. The recovery clock starts, and can be started again later."""
@@ -362,13 +365,11 @@ class CaseRunner:
         if driver is not None and life is not None and not life.over:
             driver.order(do="stop")
             if not self.wait(lambda: life.over, _RESUME_WITHIN):
-                self.violations.append(
-                    Violation("stuck", self.case.name, "the driver does not stop")
-                )
+                self.violate("the driver does not stop")
                 driver.end()
             elif life.code and life.error:
                 said = f"the last life ended with {life.code}: {self.complaint()}"
-                self.violations.append(Violation("stuck", self.case.name, said))
+                self.violate(said)
         if driver is not None:
             self.drivers.give_back(driver)
         self.feed.end()

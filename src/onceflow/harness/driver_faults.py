@@ -11,7 +11,6 @@ from pathlib import Path
 
 from onceflow.harness import server_faults, snapshot_faults
 from onceflow.harness.case_runner import CaseRunner, FaultOutcome
-from onceflow.harness.checker import Violation
 from onceflow.harness.drivers import Driver, Life
 from onceflow.harness.fault_moments import (
     REACH_WITHIN,
@@ -52,11 +51,7 @@ def _kill_jvm(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
     os.kill(driver.jvm, signal.SIGKILL)
     runner.hit(outcome, f"JVM {driver.jvm}, after epoch {epoch(runner)}")
     if not runner.wait(lambda: driver.exit_code is not None, _END_WITHIN):
-        runner.violations.append(
-            Violation(
-                "stuck", runner.case.name, f"driver {driver.pid} does not notice its JVM's end"
-            )
-        )
+        runner.violate(f"driver {driver.pid} does not notice its JVM's end")
         driver.end()
 
 
@@ -170,9 +165,8 @@ def _zombie(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
     zombie.signal_all(signal.SIGSTOP)
     runner.hit(outcome, f"driver {zombie.pid} at {fault.point}, after epoch {epoch(runner)}")
     runner.let_go()
-    runner.host = (
-        f"host-{fault.number}"  # as on another machine: the successor can't end the zombie
-    )
+    # As on another machine: the successor can't end the zombie.
+    runner.host = f"host-{fault.number}"
     successor = _succeed(runner, fault, outcome, folder)
     (folder / "resume").touch()
     zombie.signal_all(signal.SIGCONT)
@@ -184,11 +178,7 @@ def _zombie(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
     ended = _wait_beside(runner, life, lambda: False, _END_WITHIN)
     outcome.what += f"; it continued and ended as {life.error.get('kind', '-')}" if ended else ""
     if not ended:
-        runner.violations.append(
-            Violation(
-                "stuck", runner.case.name, f"driver {zombie.pid} continues after its successor"
-            )
-        )
+        runner.violate(f"driver {zombie.pid} continues after its successor")
         zombie.end()
     runner.drivers.give_back(zombie)
 
@@ -204,9 +194,8 @@ def _succeed(runner: CaseRunner, fault: Fault, outcome: FaultOutcome, folder: Pa
     else:
         runner.start_life(take_over=True)
         runner.recover(outcome)
-        runner.wait_for_epochs(
-            8 if fault.visit % 2 else 0
-        )  # keep_epochs is 3: the old names are removed, or not yet
+        # keep_epochs is 3: the old names are removed, or not yet.
+        runner.wait_for_epochs(8 if fault.visit % 2 else 0)
     return pausing
 
 
@@ -277,9 +266,7 @@ def _damage(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
         noticed = runner.wait(lambda: life.over or (by_opening and life.started), _END_WITHIN)
         if not noticed or life.code != _DAMAGED:
             said = runner.complaint() if life.error else "it started"
-            runner.violations.append(
-                Violation("unnoticed", runner.case.name, f"{outcome.what}: {said}")
-            )
+            runner.violate(f"{outcome.what}: {said}", "unnoticed")
         else:
             outcome.what += f"; {life.error['kind']}, exit code {life.code}"
         if not life.over:

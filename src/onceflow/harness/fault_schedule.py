@@ -101,9 +101,8 @@ class Fault:
     point: str = ""  # a named fault point, if it strikes at one
     visit: int = 1  # of the point; or which savepoint or epoch, counted from the newest
     after: float = 0.0  # seconds before it strikes, if at a random time
-    file: str = (
-        ""  # what is damaged or deleted; whose answer is lost; rewind or skip; raise or kill
-    )
+    # What is damaged or deleted; whose answer is lost; rewind or skip; raise or kill.
+    file: str = ""
     wakes: str = ""  # the point of the successor's opening at which a zombie continues
     back: bool = False  # the server is back before the driver continues from the point
     ends: str = ""  # how the driver ends before a command

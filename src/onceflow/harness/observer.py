@@ -27,9 +27,8 @@ class Seen:
 
     last: Published = field(default_factory=Published)
     rows: set[Row] = field(default_factory=set)  # all rows ever seen, if the output is upserted
-    owed: Counter[Row] = field(
-        default_factory=Counter
-    )  # taken back: at least these must come again
+    # Taken back: at least these must come again.
+    owed: Counter[Row] = field(default_factory=Counter)
     backwards: list[str] = field(default_factory=list)
     corrupt: list[str] = field(default_factory=list)
 
@@ -56,9 +55,8 @@ class Observer(threading.Thread):
         self.polls = 0
         self.failure: BaseException | None = None
         self._asked: dict[str, str] = {}  # output -> rewind or skip
-        self._choices: dict[
-            str, dict[str, str]
-        ] = {}  # lineage that a restore opened -> output -> rewind or skip
+        # lineage that a restore opened -> output -> rewind or skip
+        self._choices: dict[str, dict[str, str]] = {}
         self._known: dict[str, dict[str, Any]] = {target.output: {} for target in targets}
         self._enough = threading.Event()
         self._looking = threading.Lock()

@@ -44,9 +44,8 @@ class Result:
     faults: list[Event] = field(default_factory=list)
     cases: list[CaseResult] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    kinds: dict[str, str] = field(
-        default_factory=dict
-    )  # descriptions of faults that only this run has
+    # Descriptions of faults that only this run has.
+    kinds: dict[str, str] = field(default_factory=dict)
     interrupted: bool = False
 
     @property

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.harness.case_runner import CaseRunner, FaultOutcome
-from onceflow.harness.checker import Violation
 from onceflow.harness.fault_moments import REACH_WITHIN, end_driver, epoch, wait_at_random
 from onceflow.harness.fault_schedule import Fault
 from onceflow.harness.targets import Target
@@ -112,7 +111,7 @@ def _failed(runner: CaseRunner, outcome: FaultOutcome, done: _Done) -> bool:
         return False
     outcome.what = f"{done.command}{done.again}: {done.error}"
     if not done.refused:
-        runner.violations.append(Violation("stuck", runner.case.name, outcome.what))
+        runner.violate(outcome.what)
     return True
 
 
@@ -139,7 +138,7 @@ def _wait_for_the_end(runner: CaseRunner) -> None:
     life = runner.life
     if not runner.wait(lambda: life.over, _ENDS_WITHIN):
         said = "the driver continues after it was stopped"
-        runner.violations.append(Violation("stuck", runner.case.name, said))
+        runner.violate(said)
         end_driver(runner)
 
 
@@ -279,7 +278,7 @@ def _run_fork(runner: CaseRunner, name: str, outcome: FaultOutcome) -> None:
 
     if not runner.wait(over, _ENDS_WITHIN) or life.code:
         said = life.complaint if life.error else "it does not end"
-        runner.violations.append(Violation("stuck", runner.case.name, f"{name}: {said}"))
+        runner.violate(f"{name}: {said}")
         driver.end()
     else:
         outcome.what += ", run once"

@@ -289,7 +289,7 @@ class Verification:
         if not runner.wait(lambda: not drivers.left(), _ORPHANS_WITHIN):
             pids = ", ".join(map(str, drivers.left()))
             said = f"processes {pids} continue after their driver"
-            runner.violations.append(Violation("left", runner.case.name, said))
+            runner.violate(said, "left")
 
     # -------------------------------------------------------------- telling
 
