@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,22 +29,18 @@ from ads.verify.services import Services
 from onceflow.errors import JobError, SetupError
 from onceflow.harness import driver_faults
 from onceflow.harness.case_runner import CaseRunner, FaultOutcome, StuckJob
-from onceflow.harness.checker import Violation, check
+from onceflow.harness.checker import check
 from onceflow.harness.drivers import Drivers
+from onceflow.harness.fault_run import Event, FaultRun
 from onceflow.harness.fault_schedule import Fault
-from onceflow.harness.result import CaseResult, Result
+from onceflow.harness.result import CaseResult
 from onceflow.harness.small_disk import can_mount, disk_of
-from onceflow.harness.verification import note, prepare
-from onceflow.protocol.home import now
-
-Event = dict[str, Any]
 
 _DAMAGED = 7  # the exit code of a driver that found a damaged file
 # Faults that may also strike the jobs that read the struck one.
 _SPREADS = ("full-disk", "truncate", "flip")
 _FORGIVEN_FOR = 15.0  # seconds after such a fault in which other jobs may fail too
 _MOST_ENDS = 6  # lives in a row that decided no epoch
-_ORPHANS_WITHIN = 60.0
 # Three Sparks at once start their Python workers slowly on a busy machine.
 _PATIENT = {"spark.python.authenticate.socketTimeout": "60s"}
 
@@ -66,13 +61,14 @@ class _OverError(Exception):
     """A job makes no progress. The violation is noted, and the trial ends."""
 
 
-class Trial:
+class Trial(FaultRun):
     """One run. It calls `tell` with each event."""
 
     def __init__(self, settings: Settings, tell: Callable[[Event], None]) -> None:
-        self.settings, self._show = settings, tell
-        self._began = time.monotonic()
-        self.result = Result(settings.seed, settings.command, "local", now())
+        super().__init__(
+            settings.folder, tell, seed=settings.seed, command=settings.command, master="local"
+        )
+        self.settings = settings
         self.result.kinds = services.KINDS
         self.places = Places(settings.folder / "ads")
         self._lines = Lines(settings.seed)
@@ -83,24 +79,15 @@ class Trial:
         self._spread = float("-inf")  # when such a fault last struck
         self._tending = False
 
-    def run(self) -> Result:
-        prepare(self.settings.folder, seed=self.settings.seed)
-        try:
-            with ExitStack() as stack:
-                self._run(stack)
-        except KeyboardInterrupt:
-            self.result.interrupted = True
-        self.result.seconds = self._seconds()
-        self._tell("verdict", **self.result.as_json())
-        return self.result
+    def _run(self) -> None:
+        with ExitStack() as stack:
+            self._run_in(stack)
 
-    def _run(self, stack: ExitStack) -> None:
+    def _run_in(self, stack: ExitStack) -> None:
         settings, folder = self.settings, self.settings.folder
         kinds = self._possible()
         faults = plan.faults(settings.seed, settings.faults, kinds, settings.points)
-        listed = [fault.as_json() for fault in faults]
-        said = {"seed": settings.seed, "cases": list(plan.CASES), "faults": listed}
-        (folder / "fault_schedule.json").write_text(json.dumps(said, indent=1) + "\n")
+        self._write_schedule(list(plan.CASES), faults)
         self._tell("begin", folder=str(folder), faults=len(faults), cases=list(plan.CASES),
                    seed=settings.seed, left_out=self.result.left_out)  # fmt: skip
         if any(fault.kind == "full-disk" for fault in faults):
@@ -247,7 +234,7 @@ class Trial:
     def _judge(self, results: list[CaseResult]) -> None:
         drained = all(runner.drained for runner in self._runners)
         if drained:
-            self._wait_for_orphans()
+            self._wait_for_orphans(self._runners[-1], self._drivers)
         self._tell("truth", says="every output, compared with the expected result")
         for runner, result in zip(self._runners, results, strict=False):
             result.violations += runner.violations
@@ -263,20 +250,10 @@ class Trial:
             # A job that did not read everything has not lost the rest.
             result.violations += [v for v in found if drained or v.kind != "lost"]
 
-    def _wait_for_orphans(self) -> None:
-        runner = self._runners[-1]
-        if not runner.wait(lambda: not self._drivers.left(), _ORPHANS_WITHIN):
-            pids = ", ".join(map(str, self._drivers.left()))
-            said = f"processes {pids} continue after their driver"
-            runner.violations.append(Violation("left", "drivers", said))
-
     def _note(self, results: list[CaseResult]) -> None:
-        found = [
-            fault
-            for runner, result in zip(self._runners, results, strict=False)
-            for fault in note(runner, result, self._began)
-        ]
-        self.result.faults += sorted(found, key=lambda fault: fault["number"])
+        for runner, result in zip(self._runners, results, strict=False):
+            self._take_in(runner, result)
+        self.result.faults.sort(key=lambda fault: fault["number"])
         for runner, result in zip(self._runners[1:], results[1:], strict=False):
             result.rows_in = sum(map(sum, runner.heads().values()))
         budget = results[-1]
@@ -284,10 +261,7 @@ class Trial:
         budget.rows_out = len(outputs.charges(self.places))
         for result in results:
             self._tell("case", job=result.job, sinks=result.sinks)
-            self._tell("case-ended", job=result.job, sinks=result.sinks, seconds=result.seconds,
-                       rows_in=result.rows_in, rows_out=result.rows_out, epochs=result.epochs,
-                       violations=[str(v) for v in result.violations],
-                       unknown=result.unknown)  # fmt: skip
+            self._tell_end(result)
 
     # -------------------------------------------------------------- telling
 
@@ -300,12 +274,6 @@ class Trial:
                    lag=max(0, fed - _read(self._runners[0])),
                    violations=sum(len(p.violations) + p.observer.violations for p in self._runners)
                    + len(self._services.violations))  # fmt: skip
-
-    def _seconds(self) -> float:
-        return time.monotonic() - self._began
-
-    def _tell(self, event: str, **fields: Any) -> None:
-        self._show({"event": event, "at_s": round(self._seconds(), 1), **fields})
 
 
 def _read(runner: CaseRunner) -> int:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,22 +12,17 @@ from onceflow.errors import JobError, SetupError
 from onceflow.harness import fault_schedule
 from onceflow.harness.builtin_catalog import FILE, JOBS, Expected
 from onceflow.harness.case_runner import Case, CaseRunner
-from onceflow.harness.checker import ALLOWED, Violation, check, forked
+from onceflow.harness.checker import ALLOWED, check, forked
 from onceflow.harness.driver_faults import strike
 from onceflow.harness.drivers import Drivers
+from onceflow.harness.fault_run import Event, FaultRun
 from onceflow.harness.fault_schedule import Fault
 from onceflow.harness.feed import BuiltIn
-from onceflow.harness.result import CaseResult, Result
+from onceflow.harness.result import CaseResult
 from onceflow.harness.servers import Servers, given
 from onceflow.harness.small_disk import can_mount, disk_of
-from onceflow.protocol.home import now
 from onceflow.spark import jars
 from onceflow.spark import packages as connector
-
-Event = dict[str, Any]
-
-_MARK = "verify.json"
-_ORPHANS_WITHIN = 60.0  # seconds until a JVM notices that its driver has ended
 
 
 @dataclass(frozen=True)
@@ -63,7 +56,7 @@ class PlannedCase:
     says: str = "comparing with the expected result"  # shown meanwhile
 
 
-class Verification:
+class Verification(FaultRun):
     """Runs all cases. It calls `tell` with each event."""
 
     def __init__(
@@ -71,34 +64,31 @@ class Verification:
         servers: Servers | None = None,
     ) -> None:  # fmt: skip
         """`drivers`, `servers`: running ones to use; they are not ended."""
-        self.settings, self._show, self._drivers = settings, tell, drivers
+        super().__init__(
+            settings.folder, tell, seed=settings.seed, command=settings.command,
+            master=settings.master,
+        )  # fmt: skip
+        self.settings, self._drivers = settings, drivers
         self._servers = servers
         self._planned, self._cases = settings.faults, len(settings.cases)
-        self._began = time.monotonic()
-        self.result = Result(settings.seed, settings.command, settings.master, now())
 
-    def run(self) -> Result:
-        prepare(self.settings.folder, seed=self.settings.seed)
+    def _run(self) -> None:
         kinds = self._possible(self.settings.kinds)
-        try:
-            with self._served() as servers, self._started() as drivers:
-                planned_cases = list(self._planned_cases(drivers, servers))
-                fitting = [planned for planned in planned_cases if self._fits(planned, kinds)]
-                self._run(fitting, kinds, drivers)
-        except KeyboardInterrupt:
-            self.result.interrupted = True
-        self.result.seconds = self._seconds()
-        self._tell("verdict", **self.result.as_json())
-        return self.result
+        with self._served() as servers, self._started() as drivers:
+            planned_cases = list(self._planned_cases(drivers, servers))
+            fitting = [planned for planned in planned_cases if self._fits(planned, kinds)]
+            self._run_cases(fitting, kinds, drivers)
 
-    def _run(self, planned_cases: list[PlannedCase], kinds: list[str], drivers: Drivers) -> None:
+    def _run_cases(
+        self, planned_cases: list[PlannedCase], kinds: list[str], drivers: Drivers
+    ) -> None:
         faults = fault_schedule.plan(
             self.settings.seed, [_sinks(planned) for planned in planned_cases], kinds=kinds,
             count=self.settings.faults, at=self.settings.points,
         )  # fmt: skip
         cases = [planned.case for planned in planned_cases]
         names = [f"{case.name} to {case.sinks}" for case in cases]
-        self._write_down(names, faults)
+        self._write_schedule(names, faults)
         part, parts = self.settings.part
         faults = [fault for fault in faults if fault.case % parts == part - 1]
         chosen = range(part - 1, len(planned_cases), parts)
@@ -163,11 +153,6 @@ class Verification:
             name = f"{planned.case.name} to {planned.case.sinks}"
             self.result.left_out.append(f"{name}: none of these faults fits it")
         return fits
-
-    def _write_down(self, cases: list[str], faults: list[Fault]) -> None:
-        listed = [fault.as_json() for fault in faults]
-        said = {"seed": self.settings.seed, "cases": cases, "faults": listed}
-        (self.settings.folder / "fault_schedule.json").write_text(json.dumps(said, indent=1) + "\n")
 
     @contextlib.contextmanager
     def _served(self) -> Iterator[Servers | None]:
@@ -279,17 +264,8 @@ class Verification:
         except Exception as error:  # a check that failed gives no verdict
             result.unknown = f"{type(error).__name__}: {error}"
         finally:
-            self.result.faults += note(runner, result, self._began)
-        self._tell("case-ended", job=case.name, sinks=case.sinks, seconds=result.seconds,
-                   rows_in=result.rows_in, rows_out=result.rows_out, epochs=result.epochs,
-                   violations=[str(v) for v in result.violations],
-                   unknown=result.unknown)  # fmt: skip
-
-    def _wait_for_orphans(self, runner: CaseRunner, drivers: Drivers) -> None:
-        if not runner.wait(lambda: not drivers.left(), _ORPHANS_WITHIN):
-            pids = ", ".join(map(str, drivers.left()))
-            said = f"processes {pids} continue after their driver"
-            runner.violate(said, "left")
+            self._take_in(runner, result)
+        self._tell_end(result)
 
     # -------------------------------------------------------------- telling
 
@@ -303,12 +279,6 @@ class Verification:
                    violations=len(self.result.violations) + len(runner.violations)
                    + runner.observer.violations)  # fmt: skip
 
-    def _seconds(self) -> float:
-        return time.monotonic() - self._began
-
-    def _tell(self, event: str, **fields: Any) -> None:
-        self._show({"event": event, "at_s": round(self._seconds(), 1), **fields})
-
 
 def _sinks(planned: PlannedCase) -> tuple[str, ...]:
     kinds = tuple(target.kind for target in planned.case.targets)
@@ -320,44 +290,3 @@ def connector_settings() -> dict[str, str]:
     if connector.named_jars():
         return {}
     return {"spark.jars": ",".join(map(str, sorted(jars.fetch("connector").glob("*.jar"))))}
-
-
-def note(runner: CaseRunner, result: CaseResult, began: float) -> list[Event]:
-    """Fill in the result of a case; returns its faults. `began`: of the run, monotonic."""
-    result.seconds = round(time.monotonic() - began - result.began, 1)
-    result.guarantees = runner.guarantees
-    result.rows_in = runner.rows_fed
-    result.rows_out = runner.observer.published
-    result.epochs = sum(epoch + 1 for epoch in runner.observer.progress().values())
-    result.polls = runner.observer.polls
-    result.samples = _thinned([(t - began, rows) for t, rows in runner.observer.samples])
-    return [
-        {
-            **outcome.fault.as_json(), "job": result.job, "sinks": result.sinks,
-            "at_s": round(outcome.at, 2), "hit": outcome.hit, "what": outcome.what,
-            "recovery_s": outcome.recovery, "start_up_s": outcome.start_up,
-        }
-        for outcome in runner.outcomes
-    ]  # fmt: skip
-
-
-def _thinned(samples: list[tuple[float, int]]) -> list[tuple[float, int]]:
-    """Enough for a chart: each change, and the last sample."""
-    found: list[tuple[float, int]] = []
-    for at, rows in samples:
-        if not found or rows != found[-1][1]:
-            found.append((round(at, 2), rows))
-    if samples:
-        found.append((round(samples[-1][0], 2), samples[-1][1]))
-    return found
-
-
-# ---------------------------------------------------------------- the folder
-
-
-def prepare(folder: Path, **facts: int) -> None:
-    """Make a new folder, or use an empty one."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise JobError(f"{folder} is not empty", hint="name a new folder: --keep FOLDER")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / _MARK).write_text(json.dumps(facts) + "\n")
