@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
-import shutil
-import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import click
@@ -53,9 +48,7 @@ def command(
     """
     from ads.verify import plan, services
     from ads.verify.trial import Settings, Trial
-    from onceflow.cli.display import display, shown_on
-    from onceflow.cli.verify import VerifyReport
-    from onceflow.harness.report import html
+    from onceflow.cli.verify import run_and_report
 
     known = [*plan.KINDS, *services.KINDS]
     for kind in kinds:
@@ -64,27 +57,11 @@ def command(
     for name in ("ADS_KAFKA", "ADS_POSTGRES_FILE"):
         if name in os.environ:
             raise JobError(f"{name} is set, and this runs embedded", hint=f"unset {name}")
-    if report is not None and not Path(report).absolute().parent.is_dir():
-        raise JobError(f"there is no folder for {report}", hint="create it, or name another file")
-    folder = Path(keep or tempfile.mkdtemp(prefix="ads-verify-")).absolute()
-    settings = Settings(
-        folder, seed, faults, kinds, points,
-        command=_again(seed=seed, faults=faults, fault=kinds, at=points),
+    again = _again(seed=seed, faults=faults, fault=kinds, at=points)
+    run_and_report(
+        lambda folder, tell: Trial(Settings(folder, seed, faults, kinds, points, again), tell),
+        report=report, keep=keep, as_json=as_json,
     )  # fmt: skip
-    shown = display(VerifyReport(), as_json=as_json)
-    with shown_on(shown):
-        try:
-            result = Trial(settings, shown.show).run()
-            said = result.as_json()
-            if report is not None:
-                Path(report).write_text(html(said))
-                shown.show({"event": "report", "path": report})
-            if keep is not None:
-                (folder / "result.json").write_text(json.dumps(said, indent=1) + "\n")
-        finally:
-            if keep is None:
-                shutil.rmtree(folder, ignore_errors=True)
-    sys.exit(130 if result.interrupted else result.exit_code)
 
 
 def _again(**options: Any) -> str:

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ from onceflow.protocol.home import DEFAULT_HOME
 from onceflow.service.units import number
 
 if TYPE_CHECKING:
+    from onceflow.harness.fault_run import FaultRun
+    from onceflow.harness.run_record import RunRecord
     from onceflow.harness.verification import Settings
 
 _FAULTS = 40
@@ -135,30 +138,42 @@ def command(
     from onceflow.harness.run_record import RunRecord
     from onceflow.harness.verification import Verification
 
+    kept = None if no_record else RunRecord(Path(record).absolute(), _command())
+
+    def make(folder: Path, tell: Callable[[Event], None]) -> FaultRun:
+        return Verification(_settings(folder, **options), tell)
+
+    run_and_report(make, report=report, keep=keep, record=kept, as_json=as_json)
+
+
+def run_and_report(
+    make: Callable[[Path, Callable[[Event], None]], FaultRun], *, report: str | None,
+    keep: str | None, record: RunRecord | None = None, as_json: bool,
+) -> None:  # fmt: skip
+    """Make a run of a folder and of a function for its events; run it, and exit by its verdict."""
     if report is not None and not Path(report).absolute().parent.is_dir():
         raise JobError(f"there is no folder for {report}", hint="create it, or name another file")
     shown = display(VerifyReport(), as_json=as_json)
     folder = Path(keep or tempfile.mkdtemp(prefix="onceflow-verify-")).absolute()
-    kept = None if no_record else RunRecord(Path(record).absolute(), _command())
 
     def tell(event: Event) -> None:
-        if kept is not None:
-            kept.take(event)
+        if record is not None:
+            record.take(event)
         shown.show(event)
 
     with shown_on(shown):
         try:
-            settings = _settings(folder, **options)
-            result = Verification(settings, tell).run()
-            if kept is not None:
-                kept.ended(result.as_json())
+            result = make(folder, tell).run()
+            said = result.as_json()
+            if record is not None:
+                record.ended(said)
             if report is not None:
                 from onceflow.harness.report import html
 
-                Path(report).write_text(html(result.as_json()))
+                Path(report).write_text(html(said))
                 shown.show({"event": "report", "path": report})
             if keep is not None:
-                (folder / "result.json").write_text(json.dumps(result.as_json(), indent=1) + "\n")
+                (folder / "result.json").write_text(json.dumps(said, indent=1) + "\n")
         finally:
             if keep is None:
                 shutil.rmtree(folder, ignore_errors=True)
