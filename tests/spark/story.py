@@ -279,8 +279,7 @@ class Story:
         finally:
             observer.stop()
             observer.close()
-        if observer.failure is not None:
-            raise observer.failure
+        observer.raise_failure()
         wrong = [
             said for seen in observer.seen.values() for said in (*seen.backwards, *seen.corrupt)
         ]

@@ -22,10 +22,10 @@ from onceflow.demo.app_processes import RUN, AppProcess, JobProcess, SilentProce
 from onceflow.demo.drain import positions
 from onceflow.demo.feed import Feed
 from onceflow.demo.folder import prepare
-from onceflow.demo.repeated import Repeated
 from onceflow.demo.strikes import SEEN, Chaos, Plan
 from onceflow.errors import JobError, LeaseHeld
 from onceflow.harness.processes import DRIVER, WORKER, Child, Ended, frozen
+from onceflow.harness.repeated import Repeated
 from onceflow.log.embedded import EmbeddedLog
 from onceflow.protocol.lease import Lease
 
@@ -157,7 +157,7 @@ def test_what_goes_wrong_beside_the_play_is_raised_in_it() -> None:
         patiently(lambda: turns)
         steady.stop()
         with pytest.raises(OSError, match="no space"):
-            steady.look()
+            steady.raise_failure()
 
 
 def test_offsets_of_logs_and_topics_are_told_alike() -> None:

@@ -24,13 +24,13 @@ from onceflow.demo.app_processes import AppProcess, JobProcess, Surroundings, se
 from onceflow.demo.application import Application
 from onceflow.demo.drain import Drain
 from onceflow.demo.folder import HOME, SAID, SCRATCH, prepare
-from onceflow.demo.repeated import Repeated
 from onceflow.demo.result import result
 from onceflow.demo.sampling import EVERY as SAMPLE_EVERY
 from onceflow.demo.sampling import Sampling
 from onceflow.demo.strikes import SEEN, Chaos, Plan, Strike
 from onceflow.errors import SetupError
 from onceflow.harness.processes import Event
+from onceflow.harness.repeated import Repeated
 from onceflow.testing.servers.process import free_ports
 
 JOBS = ("aggregation", "attribution", "load")
@@ -232,7 +232,7 @@ class DemoRun:
         for part in self._parts:
             part.read_events()
         for steady in self._beside:
-            steady.look()
+            steady.raise_failure()
         now = time.monotonic()
         if now - self._shown > _PROGRESS_EVERY:
             self._shown = now

@@ -239,10 +239,9 @@ class CaseRunner:
         if self._life is not None:
             self._life.read_events()
             self.guarantees |= self._life.guarantees
-        if self._feed is not None and self._feed.failure is not None:
-            raise self._feed.failure
-        if self.observer.failure is not None:
-            raise self.observer.failure
+        for thread in (self._feed, self.observer):
+            if thread is not None:
+                thread.raise_failure()
 
     def wait(self, condition: Callable[[], object], within: float) -> bool:
         deadline = time.monotonic() + within

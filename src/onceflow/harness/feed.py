@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from onceflow.errors import DiskFull
+from onceflow.harness.repeated import Repeated
 from onceflow.harness.targets import Away
 from onceflow.harness.workload import SCHEMA, Row, Workload, table
 from onceflow.log.embedded import EmbeddedLog
@@ -56,50 +58,43 @@ class BuiltIn:
         yield from self._workload.closing(commits * self._size)
 
 
-class Feed(threading.Thread):
+class Feed(Repeated):
     """Appends from its start until `end`. It repeats an append that fails."""
 
     def __init__(
         self, folder: Path, source: Input, *, pause: float = _PAUSE, most: int | None = None
     ) -> None:
         """`most`: append only so many commits."""
-        super().__init__(name="onceflow verify feed", daemon=True)
+        super().__init__(self._commit, every=pause)
         self.full = threading.Event()  # all commits before `end` are appended
         self.commits = self.rows = 0
         self.retried = 0  # appends that were repeated
-        self.failure: BaseException | None = None
-        self._input, self._pause, self._most = source, pause, most
+        self._input, self._most = source, most
         self._logs = {path: _open(folder / path, how) for path, how in source.logs.items()}
-        self._end = threading.Event()
-        self._abandoned = False
+        self._ended = self._abandoned = False
 
-    def run(self) -> None:
-        try:
-            while self.commits != self._most and not self._end.wait(self._pause):
-                tables = self._input.commit(self.commits)
-                if tables is None:
-                    break
-                self._append(tables)
-                self.commits += 1
+    def _commit(self) -> None:
+        done = self.full.is_set() or self.commits == self._most
+        tables = None if done else self._input.commit(self.commits)
+        if tables is None:
             self.full.set()
-            self._end.wait()
-            if not self._abandoned:
-                self._append(self._input.last(self.commits))
-        except BaseException as error:  # raised by `end`
-            self.failure = error
+            self.every = _PAUSE
+            return
+        self._append(tables)
+        self.commits += 1
 
     def end(self) -> None:
-        """Append the last rows, and wait for that."""
-        self._end.set()
-        self.join()
-        if self.failure is not None:
-            raise self.failure
+        """Append the last rows."""
+        self.stop()
+        self.raise_failure()
+        if not self._ended:
+            self._ended = True
+            self._append(self._input.last(self.commits))
 
     def abandon(self) -> None:
         """Append nothing more."""
-        self._abandoned = True
-        self._end.set()
-        self.join()
+        self._abandoned = self._ended = True
+        self.stop()
 
     def heads(self) -> dict[str, list[int]]:
         """The next offsets of each log."""
@@ -113,7 +108,7 @@ class Feed(threading.Thread):
                     break
                 except (DiskFull, Away):
                     self.retried += 1
-                    self._end.wait(_PAUSE)
+                    time.sleep(_PAUSE)
             self.rows += rows.num_rows
 
 

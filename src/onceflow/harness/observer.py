@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.harness.epoch_logs import Decision, Lineages
+from onceflow.harness.repeated import Repeated
 from onceflow.harness.target_reader import read
 from onceflow.harness.targets import Away, Corrupt, Published, Row, Target
 
@@ -33,7 +34,7 @@ class Seen:
     corrupt: list[str] = field(default_factory=list)
 
 
-class Observer(threading.Thread):
+class Observer(Repeated):
     """Polls targets and the epoch log. Its answers are as new as its last poll.
 
     A row that was seen must stay. It may go away only if a restore was told to take back the rows
@@ -45,7 +46,7 @@ class Observer(threading.Thread):
         self, home: Path, job: str, targets: list[Target], *, repeats: bool = True,
         pause: float = _PAUSE,
     ) -> None:  # fmt: skip
-        super().__init__(name="onceflow verify observer", daemon=True)
+        super().__init__(self._look_on, every=pause)
         self.job, self.targets, self.repeats = job, targets, repeats
         self._pause = pause
         self.lineages = Lineages(home / job)
@@ -53,28 +54,18 @@ class Observer(threading.Thread):
         self.decided: dict[str, dict[int, Decision]] = {}  # query -> epoch -> its decision
         self.samples: list[tuple[float, int]] = []  # (time, rows that can be read)
         self.polls = 0
-        self.failure: BaseException | None = None
         self._asked: dict[str, str] = {}  # output -> rewind or skip
         # lineage that a restore opened -> output -> rewind or skip
         self._choices: dict[str, dict[str, str]] = {}
         self._known: dict[str, dict[str, Any]] = {target.output: {} for target in targets}
-        self._enough = threading.Event()
         self._looking = threading.Lock()
 
-    def run(self) -> None:
-        try:
-            used = 0.0  # CPU seconds of the last poll; a long one is followed by a long pause
-            while not self._enough.wait(min(max(self._pause, 4 * used), _LONGEST_PAUSE)):
-                began = time.thread_time()
-                self.look()
-                used = time.thread_time() - began
-        except BaseException as error:  # raised later, by whoever waits for us
-            self.failure = error
-
-    def stop(self) -> None:
-        self._enough.set()
-        if self.is_alive():
-            self.join()
+    def _look_on(self) -> None:
+        """One look. A long one is followed by a long pause: `used` are its seconds of CPU."""
+        began = time.thread_time()
+        self.look()
+        used = time.thread_time() - began
+        self.every = min(max(self._pause, 4 * used), _LONGEST_PAUSE)
 
     def close(self) -> None:
         """Close the consumers that are kept from poll to poll."""
