@@ -188,7 +188,7 @@ def _no_fence_entry() -> None:
     def fence(self: EpochLog, term: int, facts: dict[str, Any]) -> None:
         self._log.catch_up(self._view)
         self._term = self._view.term = term
-        self._stood = self._view.position
+        self._ours = self._view.position
 
     _put(EpochLog, fence=fence)
 

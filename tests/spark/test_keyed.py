@@ -527,7 +527,7 @@ def test_state_that_does_not_fit_is_refused_before_anything_runs(world: World) -
         (named_sums(Text()), "total was int64, now it is string\n  - n was int64, now it is int32"),
         (named_sums(Sums(), groups=64), "has state in 128 key groups, and the job says 64"),
         (lambda f, r: f.keyed(r, by="k", process=Sums(), name="totals"),
-         "result has state of keyed step sums, and the job has no step of that name any more"),
+         "result has state of keyed step sums, and the job no longer has a step of that name"),
         (other_key, "the key was k, now it is k, v"),
     ):  # fmt: skip
         with pytest.raises(JobError, match=says) as refused:

@@ -60,7 +60,7 @@ def test_the_folder_of_the_environment_gives_its_jars(
     monkeypatch.delenv(connector.FOLDER, raising=False)
     assert connector.named_jars() == []
     monkeypatch.setenv(connector.FOLDER, str(tmp_path))
-    with pytest.raises(SetupError, match="where there are no jars"):
+    with pytest.raises(SetupError, match="but there are no jars"):
         connector.named_jars()
     jars = folder_with(tmp_path, "spark-sql-kafka-0-10_2.13-4.2.0", *WITH)
     assert connector.named_jars() == jars

@@ -736,9 +736,9 @@ def test_a_glance_at_the_retained_epochs_says_what_reading_all_of_them_does(
         assert (seen is not None) == bool(read)
         if seen is not None:
             assert (seen.count, seen.first, seen.last) == (len(read), read[0], read[-1])
-        assert made.query.epoch_log().closed() is None
+        assert made.query.epoch_log().read_end() is None
     made.log.end({"to": "another"})
-    ended = made.query.epoch_log().closed()
+    ended = made.query.epoch_log().read_end()
     assert ended is not None
     assert ended == made.query.epoch_log().read().ended
     assert kept_epochs(made.query) is not None

@@ -51,7 +51,7 @@ def test_what_is_missing_is_final_and_what_is_not_is_tried_again(
     reason: OnceflowError | None,
 ) -> None:
     positions = SourcePositions(sources, JobFolder(tmp_path, "shop").query("lineage", "out"))
-    found = positions.which_are_gone(end, FAILURE)
+    found = positions.find_gone_rows(end, FAILURE)
     if reason is not None:
         assert found is reason
     else:

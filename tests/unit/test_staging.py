@@ -9,7 +9,7 @@ import pytest
 from targets import schema
 
 from onceflow.errors import JobError
-from onceflow.protocol.staging import refuse_columns
+from onceflow.protocol.columns import refuse_columns
 from onceflow.sinks import Files, Sink
 
 

@@ -13,7 +13,7 @@ import click
 from onceflow.cli.display import home_option, json_option, show, table
 from onceflow.errors import JobError, OnceflowError
 from onceflow.jobs.job import load
-from onceflow.protocol.home import JobFolder, chosen
+from onceflow.protocol.home import JobFolder, select_jobs
 from onceflow.service.units import number
 from onceflow.snapshots.epochs import describe_epoch
 from onceflow.snapshots.lineages import find_lineage
@@ -68,7 +68,7 @@ def show_(
     onceflow epoch show word-count 21
     onceflow epoch show word-count 21 --rerun word_count.py
     """
-    folder = chosen(home, job)[0]
+    folder = select_jobs(home, job)[0]
     found = describe_epoch(
         folder, epoch, query=query, lineage=lineage and find_lineage(folder, lineage)
     )

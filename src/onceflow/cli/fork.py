@@ -11,7 +11,7 @@ from onceflow.cli.display import home_option, json_option, show, table
 from onceflow.cli.restore import plan_option
 from onceflow.errors import CheckpointRefused, JobError
 from onceflow.jobs.stop_request import who
-from onceflow.protocol.home import JobFolder, chosen
+from onceflow.protocol.home import JobFolder, select_jobs
 from onceflow.snapshots.cut import Cut, cut_of
 from onceflow.snapshots.fork import Fork
 from onceflow.snapshots.listings import find_savepoint
@@ -57,7 +57,7 @@ def command(job: str, *, name: str, home: str, **options: Any) -> None:
     \b
     onceflow fork shop --as whatif --outputs out/whatif
     """
-    parent = JobFolder(home, job) if options["savepoint"] else chosen(home, job)[0]
+    parent = JobFolder(home, job) if options["savepoint"] else select_jobs(home, job)[0]
     named = dict(_pair(text) for text in options["named"])
     for last in (False,) * (_TRIES - 1) + (True,):
         try:

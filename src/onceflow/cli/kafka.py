@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from onceflow.cli.display import home_option, json_option, show, table
-from onceflow.protocol.home import chosen
+from onceflow.protocol.home import select_jobs
 from onceflow.service.open_transactions import open_transactions
 from onceflow.service.units import number
 
@@ -38,7 +38,7 @@ def transactions(job: str, abort: bool, home: str, as_json: bool) -> None:
     onceflow kafka transactions orders
     onceflow kafka transactions orders --abort
     """
-    folder = chosen(home, job)[0]
+    folder = select_jobs(home, job)[0]
     show(open_transactions(folder, abort=abort), as_json=as_json, text=_text)
 
 

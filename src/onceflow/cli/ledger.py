@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from onceflow.cli.display import home_option, json_option, show, table
-from onceflow.protocol.home import chosen
+from onceflow.protocol.home import select_jobs
 from onceflow.service.ledger_view import ledger
 
 
@@ -27,7 +27,7 @@ def command(job: str, home: str, as_json: bool) -> None:
     \b
     onceflow ledger word-count
     """
-    show(ledger(chosen(home, job)[0]), as_json=as_json, text=_text)
+    show(ledger(select_jobs(home, job)[0]), as_json=as_json, text=_text)
 
 
 def _text(rows: list[dict[str, Any]]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from onceflow.cli.display import home_option, json_option, show
-from onceflow.protocol.home import chosen
+from onceflow.protocol.home import select_jobs
 from onceflow.snapshots.lineages import describe_lineages
 
 Facts = dict[str, Any]
@@ -33,7 +33,7 @@ def command(job: str, home: str, as_json: bool) -> None:
     onceflow lineages word-count
     """
     show(
-        describe_lineages(chosen(home, job)[0]),
+        describe_lineages(select_jobs(home, job)[0]),
         as_json=as_json,
         text=lambda found: _text(job, found),
     )

@@ -9,7 +9,7 @@ import click
 
 from onceflow.cli.display import home_option, json_option, show, table
 from onceflow.jobs.stop_request import who
-from onceflow.protocol.home import JobFolder, chosen
+from onceflow.protocol.home import JobFolder, select_jobs
 from onceflow.snapshots.epochs import cuts_at
 from onceflow.snapshots.lineages import find_lineage
 from onceflow.snapshots.listings import find_savepoint
@@ -98,7 +98,7 @@ def rollback(job: str, *, to: str, lineage: str | None, home: str, **options: An
     onceflow rollback shop --to 41 --published rewind
     onceflow rollback shop --to 2026-11-16T07:40:00Z --published skip
     """
-    folder = chosen(home, job)[0]
+    folder = select_jobs(home, job)[0]
     cuts = cuts_at(folder, to, lineage=lineage and find_lineage(folder, lineage))
     choices = _choices(options.pop("published"))
     _run(folder, Restore(folder, cuts, choices, f"rollback to {to}"), None, **options)

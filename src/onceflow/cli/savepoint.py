@@ -10,7 +10,7 @@ import click
 from onceflow.cli.display import home_option, json_option, show, table
 from onceflow.cli.stop import stop_job
 from onceflow.jobs.stop_request import who
-from onceflow.protocol.home import chosen
+from onceflow.protocol.home import select_jobs
 from onceflow.protocol.retained_decisions import sweep_all
 from onceflow.service.units import number
 from onceflow.snapshots.listings import (
@@ -49,7 +49,7 @@ def create(job: str, name: str | None, stop: bool, home: str, as_json: bool) -> 
     if stop:
         stop_job(job, home=home, savepoint=name or "", as_json=as_json)
         return
-    folder = chosen(home, job)[0]
+    folder = select_jobs(home, job)[0]
     made = Savepoints(folder).create(name, {"who": who()})
     show(savepoint_summary(made), as_json=as_json, text=lambda found: _table([found]))
 
@@ -76,7 +76,7 @@ def list_(job: str, each: bool, home: str, as_json: bool) -> None:
     \b
     onceflow savepoint list orders
     """
-    folder = chosen(home, job)[0]
+    folder = select_jobs(home, job)[0]
     found = list_savepoints(folder, each=each)
     show(found, as_json=as_json, text=_list)
 
@@ -135,7 +135,7 @@ def delete(job: str, savepoint: str, home: str, as_json: bool) -> None:
     \b
     onceflow savepoint delete orders before-the-sale
     """
-    folder = chosen(home, job)[0]
+    folder = select_jobs(home, job)[0]
     Savepoints(folder).delete(savepoint)
     sweep_all(folder)
     deleted = {"job": job, "name": savepoint, "deleted": True}

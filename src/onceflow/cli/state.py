@@ -19,7 +19,7 @@ from onceflow.cli.display import (
 )
 from onceflow.cli.state_files import epoch_option, export, import_, query_option
 from onceflow.errors import JobError
-from onceflow.protocol.home import chosen
+from onceflow.protocol.home import select_jobs
 from onceflow.service.units import number
 from onceflow.snapshots.listings import describe_states
 from onceflow.snapshots.state_view import choose_stores, states_at
@@ -71,7 +71,7 @@ def list_(
     \b
     onceflow state list shop
     """
-    folder = chosen(home, job)[0]
+    folder = select_jobs(home, job)[0]
     found = describe_states(folder, query=query, epoch=epoch)
     show(found, as_json=as_json, text=lambda answer: "\n\n".join(_list(a, every) for a in answer))
 
@@ -174,7 +174,7 @@ def show_(
             "--step is for keyed steps, --operator and --store are for the state of Spark",
             hint="leave out one of them",
         )
-    folder = chosen(home, job)[0]
+    folder = select_jobs(home, job)[0]
     found = states_at(folder, query=query, epoch=epoch)
     steps = [keyed for state in found for keyed in state.keyed]
     of_spark = operator is not None or store is not None

@@ -12,7 +12,7 @@ from onceflow.cli.display import ProgressLine, home_option, is_terminal, json_op
 from onceflow.cli.restore import outputs_table, plan_option
 from onceflow.errors import JobError
 from onceflow.jobs.stop_request import who
-from onceflow.protocol.home import JobFolder, chosen
+from onceflow.protocol.home import JobFolder, select_jobs
 from onceflow.service.units import number
 from onceflow.snapshots.state_view import states_at
 
@@ -68,7 +68,7 @@ def export(
     \b
     onceflow state export shop --step spend --to fix/state
     """
-    state = _one(chosen(home, job)[0], step, query=query, epoch=epoch)
+    state = _one(select_jobs(home, job)[0], step, query=query, epoch=epoch)
     groups = state.manifest.groups
     with ProgressLine(f"{{:,}} of {groups:,} key groups", quiet=as_json) as progress:
         rows = state.export(to.absolute(), progress)
@@ -123,7 +123,7 @@ def import_(job: str, *, step: str, source: Path, home: str, **options: Any) -> 
     """
     from onceflow.snapshots.state_import import prepared
 
-    folder = chosen(home, job)[0]
+    folder = select_jobs(home, job)[0]
     as_json, only_plan = options["as_json"], options["only_plan"]
     state = _one(folder, step, query=options["query"])
     with (

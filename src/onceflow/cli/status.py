@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from onceflow.cli.display import home_option, json_option, show, table
-from onceflow.protocol.home import chosen
+from onceflow.protocol.home import select_jobs
 from onceflow.service.status import status
 from onceflow.service.units import number
 
@@ -33,7 +33,7 @@ def command(job: str | None, home: str, as_json: bool) -> None:
     onceflow status
     onceflow status word-count --json
     """
-    found = [status(folder) for folder in chosen(home, job)]
+    found = [status(folder) for folder in select_jobs(home, job)]
     show(found, as_json=as_json, text=lambda s: _text(s, home))
     sys.exit(7 if any(s["state"] == "damaged" for s in found) else 0)
 

@@ -10,7 +10,7 @@ import click
 from onceflow.cli.display import home_option, json_option, show
 from onceflow.errors import NotStopped
 from onceflow.jobs.stop_request import Stopped, stop
-from onceflow.protocol.home import chosen
+from onceflow.protocol.home import select_jobs
 from onceflow.snapshots.savepoint import Savepoint
 from onceflow.snapshots.savepoints import Savepoints
 from onceflow.store.names import check_name
@@ -59,7 +59,7 @@ def stop_job(
     job: str, *, home: str, savepoint: str | None, timeout: float = _TIMEOUT, as_json: bool
 ) -> None:
     """`savepoint`: its name, "" for a name of the time, None for none."""
-    folder = chosen(home, job)[0]
+    folder = select_jobs(home, job)[0]
     savepoints = Savepoints(folder)
     if savepoint:
         savepoints.refuse_taken(check_name("savepoint", savepoint))

@@ -1,4 +1,4 @@
-"""Named fault points: the places between two steps where a test may break the driver.
+"""Named fault points: places between two steps where a test may break the driver.
 
 `reach(point)` does nothing unless a fault was armed: in this process by `arm`, or for a driver
 that a test starts by the environment variable `ONCEFLOW_FAULT=point:action[:visit[:folder]]`.
@@ -9,8 +9,9 @@ that a test starts by the environment variable `ONCEFLOW_FAULT=point:action[:vis
 | raise | `InjectedFault` is raised |
 | pause | `<folder>/paused` appears and the thread waits until `<folder>/resume` does |
 
-`record(path)`, or `ONCEFLOW_TRACE=path`, appends a JSON line for every point that is reached. Who
-calls `reach` adds the facts that `tests/model/traces.py` compares with the model.
+`record(path)`, or `ONCEFLOW_TRACE=path`, appends a JSON line for every point that the process
+reaches, with the facts that the caller of `reach` adds. `tests/model/traces.py` compares them with
+the model.
 
 The crash matrix is the product of `POINTS` and `SOME_OPENINGS` with sinks and queries: a new point
 needs no new test.
@@ -46,7 +47,7 @@ EPOCH = (
     "epoch.published",
     "epoch.swept",
 )
-# Inside these steps: the model does not tell them apart.
+# Inside these steps: the model does not distinguish them.
 WITHIN = (
     "open.shut-out",
     "open.sources-repaired",
@@ -54,7 +55,7 @@ WITHIN = (
     "epoch.remembered",
     "stage.written",
 )
-# Of openings: the first one finds nothing decided, a later one repairs what Spark has of it.
+# Only some openings reach these: the first one clears the checkpoint, later ones repair it.
 SOME_OPENINGS = (
     "open.checkpoint-cleared",
     "open.offsets-repaired",
@@ -74,10 +75,10 @@ KAFKA = (
 )
 ROLL_UP = ("rollup.written", "rollup.pruned-one")
 
-# No part of a job's life.
+# Commands on a log reach these; no job does.
 TRIM = ("trim.committed", "trim.removed-one", "drop.committed", "drop.removed-one")
 
-# Of snapshots: `tests/spark/test_restore.py` breaks a restore, and the start after it, at each.
+# Snapshots: `tests/spark/test_restore.py` breaks a restore, and the start after it, at each.
 SNAPSHOTS = (
     "savepoint.held",
     "savepoint.linked",
@@ -98,20 +99,20 @@ SNAPSHOTS = (
     "sqlite.rewound",
 )
 
-# Of keyed steps, on the driver and in tasks: `tests/spark/test_keyed_crashes.py`.
+# Keyed steps, on the driver and in tasks: `tests/spark/test_keyed_crashes.py`.
 KEYED = ("keyed.ran", "keyed.listed", "keyed.step-staged")
 TASK = ("task.rows-written", "task.run-written", "task.merged")
 
-# Of targets that are servers: the tests that have these servers reach them.
+# Targets that are servers: only tests with these servers reach them.
 SERVICES = POSTGRES + KAFKA
 
-# What every job reaches, whatever its sinks are.
+# Every job reaches these, with any sink.
 JOB = OPENING + EPOCH + WITHIN + PUT + ROLL_UP
 POINTS = JOB + FOLDER + SQLITE
 
 
 class InjectedFault(Exception):
-    """Raised by an armed fault point. Not an OnceflowError: the product knows nothing of it."""
+    """Raised by an armed fault point. Not an OnceflowError: only tests know it."""
 
 
 @dataclass
@@ -127,7 +128,7 @@ _tracing = threading.Lock()  # a thread that outlives its test must not write in
 
 
 def reach(point: str, **facts: object) -> None:
-    """The driver stands at `point`."""
+    """Mark that the driver is at `point`; break it if a fault is armed there."""
     if _trace is not None:
         _record({"driver": os.getpid(), "point": point, **facts})
     if not _armed:
@@ -141,12 +142,13 @@ def reach(point: str, **facts: object) -> None:
 
 
 def reach_in_task(point: str) -> None:
-    """A task stands at `point`. `ONCEFLOW_TASK_FAULT=point:action:folder` breaks the first task
-    that comes there, by `kill` or `raise`, and leaves a file of that name in the folder."""
-    asked = os.environ.get("ONCEFLOW_TASK_FAULT", "")
-    if not asked.startswith(f"{point}:"):
+    """Mark that a task is at `point`. `ONCEFLOW_TASK_FAULT=point:action:folder` breaks the first
+    task there, by `kill` or `raise`, and creates a file with the name of the point in the folder.
+    """
+    fault = os.environ.get("ONCEFLOW_TASK_FAULT", "")
+    if not fault.startswith(f"{point}:"):
         return
-    _, action, folder = asked.split(":", 2)
+    _, action, folder = fault.split(":", 2)
     try:
         Path(folder, point).touch(exist_ok=False)
     except FileExistsError:
@@ -166,13 +168,13 @@ def arm(
 
 
 def disarm() -> None:
-    """Break nothing and record nothing any more."""
+    """Disarm all faults and stop recording."""
     _armed.clear()
     record(None)
 
 
 def record(path: str | os.PathLike[str] | None) -> None:
-    """Append every point that this process reaches to a file; None: no more."""
+    """Append every point that this process reaches to a file; None stops that."""
     global _trace
     with _tracing:
         if _trace is not None:
@@ -188,7 +190,7 @@ def _record(event: dict[str, object]) -> None:
 
 
 def arm_from_environment() -> None:
-    """Arm what `ONCEFLOW_FAULT` asks for (several are separated by commas); record if asked to."""
+    """Arm the faults in `ONCEFLOW_FAULT` (separated by commas); record to `ONCEFLOW_TRACE`."""
     if os.environ.get("ONCEFLOW_TRACE"):
         record(os.environ["ONCEFLOW_TRACE"])
     for spec in filter(None, os.environ.get("ONCEFLOW_FAULT", "").split(",")):

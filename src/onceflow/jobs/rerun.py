@@ -149,7 +149,7 @@ def _run(begins: _RerunInput, place: Path, spark: SparkSession) -> RerunResult:
                 guarantees={},
                 on_bad=None,
                 bad_only=False,
-                looks_only=True,
+                inspect_only=True,
             ),
         )
     except PlanChanged as changed:

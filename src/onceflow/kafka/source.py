@@ -162,7 +162,7 @@ class Kafka(Source):
         if missing := [name for name in new if name not in topics]:
             raise PlanChanged(
                 f"topic {', '.join(missing)} was deleted before it was read",
-                hint="the query is opened again",
+                hint="onceflow opens the query again",
             )
 
     def _refuse_others(self, topics: Mapping[str, Topic]) -> None:

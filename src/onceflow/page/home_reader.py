@@ -38,7 +38,7 @@ from onceflow.page.shapes import (
 )
 from onceflow.page.verify_runs import verify_run, verify_runs
 from onceflow.protocol.epoch_log import EpochLog
-from onceflow.protocol.home import JobFolder, Query, chosen
+from onceflow.protocol.home import JobFolder, Query, select_jobs
 from onceflow.service.ledger_view import LedgerRow
 from onceflow.snapshots.epochs import describe_epoch
 from onceflow.snapshots.lineages import describe_lineages as _lineages
@@ -265,4 +265,4 @@ def savepoints(home: Home, job: str) -> Savepoints:
 
 
 def _folder(home: Home, job: str) -> JobFolder:
-    return chosen(home, check_name("job", job))[0]
+    return select_jobs(home, check_name("job", job))[0]

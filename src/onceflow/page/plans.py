@@ -10,7 +10,7 @@ from typing import Any
 from onceflow.errors import JobError, OnceflowError
 from onceflow.page.errors import BadRequest
 from onceflow.page.shapes import Plan
-from onceflow.protocol.home import JobFolder, chosen
+from onceflow.protocol.home import JobFolder, select_jobs
 from onceflow.protocol.lineage import CHOICES
 from onceflow.snapshots.epochs import cuts_at
 from onceflow.snapshots.restore import Restore
@@ -34,7 +34,7 @@ def wanted(parameters: Mapping[str, str]) -> dict[str, str]:
 def plan(home: Path, job: str, *, restore: str, rollback: str, published: str) -> Plan:
     """As `onceflow restore --plan --json`, and the command. `restore`: a savepoint of the job; or
     `rollback`: a retained epoch or a time. Raises if a target cannot do it."""
-    folder = chosen(home, check_name("job", job))[0]
+    folder = select_jobs(home, check_name("job", job))[0]
     if published not in CHOICES:
         raise BadRequest(f"{published!r} is not a choice", hint=f"one of {', '.join(CHOICES)}")
     if bool(restore) == bool(rollback):

@@ -1,4 +1,4 @@
-"""Spark's files follow the epoch log."""
+"""Make Spark's files agree with the epoch log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onceflow.spark.file_source_log import COMPACT_INTERVAL, SourceEntries
 
 
 class CheckpointRepair:
-    """Spark's checkpoint of one query, made to say what the decisions say."""
+    """Corrects Spark's checkpoint of one query from its decisions."""
 
     def __init__(self, checkpoint: Checkpoint, log: EpochLog, compact_interval: str) -> None:
         self._checkpoint, self._log = checkpoint, log
@@ -23,7 +23,7 @@ class CheckpointRepair:
         return cls(checkpoint, log, spark.conf.get(COMPACT_INTERVAL, "10"))
 
     def repair(self) -> None:
-        """What is decided is committed, the rest is gone."""
+        """Commit what is decided in Spark's checkpoint, and remove the rest from it."""
         decisions, last = self._log.decisions, self._log.last
         self._set_sources([d.sources for d in decisions], {} if last is None else last.end)
         reach("open.sources-repaired")
@@ -31,7 +31,7 @@ class CheckpointRepair:
             self._checkpoint.clear(self._log.check)
             reach("open.checkpoint-cleared")
         else:
-            self._checkpoint.state_files(last.epoch, last.state)  # refuses if one is missing
+            self._checkpoint.state_files(last.epoch, last.state)  # raises if a file is missing
             for decision in decisions[-2:]:
                 self._checkpoint.set_offsets(decision.epoch, decision.offsets)
                 reach("open.offsets-repaired")
@@ -41,13 +41,13 @@ class CheckpointRepair:
         reach("open.offsets-dropped")
 
     def plan_epoch(self, wanted: Decision) -> None:
-        """The next epoch, with the boundaries that it had in the lineage before."""
+        """Plan the next epoch with the boundaries that it had in the parent lineage."""
         entries = [*(decision.sources for decision in self._log.decisions), wanted.sources]
         self._set_sources(entries, wanted.end)
         self._checkpoint.set_offsets(wanted.epoch, wanted.offsets)
 
     def plan_no_data_epoch(self) -> None:
-        """The epoch without data that is due if the watermark moved in the last one."""
+        """Plan the epoch without data that is due if the watermark moved in the last epoch."""
         last = self._log.last
         if last is None or not last.state:
             return

@@ -1,8 +1,8 @@
-"""The rows of an epoch: through the keyed steps of the query, if it has any, and staged.
+"""Compute and stage the rows of an epoch, through the keyed steps of the query if it has any.
 
-Without keyed steps it is one action over the batch. With them it is one for each step, and one for
-what comes out of the last; each reads nothing but what was staged before it, so that all rows and
-all state of an epoch are of one attempt, however often tasks are repeated.
+Without keyed steps that is one action over the batch. With them it is one action for each step, and
+one for the rows that the last step emits. Each action reads only files that an earlier one staged,
+so that all rows and all state of an epoch are of one attempt, however often Spark repeats tasks.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from onceflow.contract.abilities import Staged, stage
 from onceflow.contract.ledger import Committable
 from onceflow.contract.observation import NAME, Observed, Observer
 from onceflow.errors import StagingDiffers
+from onceflow.protocol.columns import refuse_columns
 from onceflow.protocol.epoch_log import Decision
 from onceflow.protocol.home import Query
 from onceflow.protocol.keyed_spec import EpochContext
 from onceflow.protocol.query_spec import QuerySpec
-from onceflow.protocol.staging import Stager, refuse_columns, refuse_other_rows
+from onceflow.protocol.staging import Stager, refuse_other_rows
 from onceflow.spark.running_query import Plan, RunningQuery
 
 if TYPE_CHECKING:
@@ -31,16 +32,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EpochResult:
-    """What an epoch computed and staged, where no reader sees it."""
+    """The staged files of an epoch, which no reader sees, and what its decision says of them."""
 
     staged: dict[str, tuple[Committable, ...]]  # output -> files
-    digest: int | None
-    now: int = 0  # for the decision, as are these
+    digest: int | None  # this and the next two as in `Decision`
+    now: int = 0
     keyed: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 class EpochCompute:
-    """Makes one epoch after the other of one query."""
+    """Computes the epochs of one query."""
 
     def __init__(self, query: Query, spec: QuerySpec) -> None:
         self._spec = spec
@@ -62,11 +63,12 @@ class EpochCompute:
             self._keyed = KeyedRunner(query, spec.keyed, spec.df)
 
     def observed(self, df: Any) -> Any:
-        """The stream as Spark is to run it. With keyed steps, their output is observed instead."""
+        """Add the counters to the stream. With keyed steps, `run` adds them to their output
+        instead."""
         return df if self._keyed is not None else self._observer.stream(df)
 
     def refuse_columns(self) -> None:
-        """Say before the query starts what could not be staged later."""
+        """Refuse, before the query starts, columns that could not be staged later."""
         refuse_columns(
             self._spec.schema,
             self._stager.routes,
@@ -75,7 +77,7 @@ class EpochCompute:
         )
 
     def refuse_state(self, last: Decision | None) -> None:
-        """Keyed state that does not fit what is declared now."""
+        """Refuse keyed state that does not fit what the job declares now."""
         if self._keyed is not None:
             self._keyed.open(last)
 
@@ -89,25 +91,29 @@ class EpochCompute:
         last: Decision | None,
         before: Decision | None,
     ) -> EpochResult:
-        """`last`: the decision of the epoch before; `before`: that of this one in the lineage
-        before, if it is run again. All that is written has the name of `folder` in its own."""
+        """Compute one epoch and stage it in `folder`.
+
+        `last`: the decision of the epoch before. `before`: the decision of this epoch in the parent
+        lineage, if it is run again. The name of every file that is written contains the name of
+        `folder`.
+        """
         load = running.load(plan)
         if self._keyed is None:
             plan_observed = cache(partial(self._plan_observed, running))
             staged = self._stager.stage(batch, folder, load, plan_observed, running)
             return EpochResult(staged, plan_observed().digest)
         now = int(time.time() * 1e6) if before is None else before.now
-        now = now if last is None else max(now, last.now)  # clocks go back, time does not
-        ran = self._keyed.run(batch, EpochContext(plan.epoch, now, folder), last)
-        rows, observed = self._observer.batch(ran.rows)
+        now = now if last is None else max(now, last.now)  # the machine's clock may go back
+        result = self._keyed.run(batch, EpochContext(plan.epoch, now, folder), last)
+        rows, observed = self._observer.batch(result.rows)
         staged = self._stager.stage(rows, folder, load, observed)
-        for name, (files, read) in ran.late.items():
+        for name, (files, read) in result.late.items():
             schema = self._spec.schema_of(name)
             late = Staged(files, folder, folder / name, folder.name, schema, read)
             staged[name] = stage(self._spec.outputs[name], late)
             rows_late = sum(file.rows for file in files)
             refuse_other_rows(f"output {name!r}", rows_late, staged[name], folder)
-        return EpochResult(staged, observed().digest, now, ran.keyed)
+        return EpochResult(staged, observed().digest, now, result.keyed)
 
     def _plan_observed(self, running: RunningQuery) -> Observed:
         values = running.observed(NAME)
@@ -120,11 +126,11 @@ class EpochCompute:
         return self._observer.read(values)
 
     def schedule_wakeup(self, last: Decision | None) -> None:
-        """Have an epoch run when a timer is due, though no rows come."""
+        """Have Spark run an epoch when a timer is due, even if no rows come."""
         if self._keyed is not None:
             self._keyed.set_wake(last)
 
     def sweep(self, retained: Sequence[Decision], *, term: int) -> None:
-        """Remove keyed state that no retained decision names; nothing of newer terms."""
+        """Remove keyed state that no retained decision names, except that of newer terms."""
         if self._keyed is not None:
             self._keyed.sweep(retained, term)

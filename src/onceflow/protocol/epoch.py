@@ -1,31 +1,36 @@
-"""The epoch protocol: how a row gets from a source to its targets exactly once.
+"""The epoch protocol: how every row gets from a source to its targets exactly once.
+
+An epoch is a micro-batch of Spark. A term is a fencing number: each driver that starts takes a
+higher one. The epoch log holds the fences and the decisions of a query; every target holds a
+ledger, which names the last epoch that was published to it.
 
 **Opening a query** (every start, before Spark starts it):
 
 1. lead     take the lease and, with it, a term above every term seen
-2. fence    append fence(term) to the epoch log: no older term can decide any more; when all
-            queries of the job have, and what older drivers left open in targets is ended, write
-            the term into every output's ledger: no older term can publish any more; then read
-            the ledgers
-3. recover  publish what the last decision says and the ledgers don't have; then make Spark's
-            files agree with the decisions. Nothing is evaluated again
-4. sweep    remove what older terms staged; all that was decided is published by now
-5. no-data  if the watermark moved in the last epoch, put in the epoch without data that Spark
-            would have run and, after a restart, does not
+2. fence    append fence(term) to the epoch log: from here on no older term can decide. After all
+            queries of the job have done so, end the transactions that older drivers left open in
+            the targets, then write the term into every ledger: from here on no older term can
+            publish. Only then read the ledgers
+3. recover  publish the last decision to every output whose ledger does not have it; then make
+            Spark's files agree with the decisions. Spark does not evaluate the epoch again
+4. sweep    remove the files that older terms staged: every decided row is published by now
+5. no-data  if the watermark moved in the last epoch, plan the epoch without data that is due:
+            Spark would have run it, but does not after a restart
 
 **One epoch** (inside `foreachBatch`):
 
 1. check    no newer driver leads; Spark planned the range that follows the last decision, and its
-            offsets file agrees with its memory; remember what joined its sources
-2. stage    one Spark action, or one for each keyed step, writes rows and state of one attempt
-            where no reader sees them; files with other rows than Spark counted are refused
+            offsets file agrees with its plan. Note the parts that have joined its sources
+2. stage    one Spark action, or one for each keyed step, writes the rows and the state of one
+            attempt where no reader sees them. Refuse files that hold another number of rows than
+            Spark counted
 3. harden   fsync rows, offsets and state
 4. decide   append the decision: the commit point. From here on the epoch will be published
-5. publish  each output by compare-and-set from the ledger position that the decision names
-6. sweep    remove staged files, free old entries, while Spark continues
+5. publish  each output, by compare-and-set from the ledger position that the decision names
+6. sweep    remove staged files and free old entries of the log, while Spark continues
 
-Then Spark writes `commits/<N>`. Whatever crashes before 4 leaves nothing but staged files;
-whatever crashes after 4 is finished by the next opening. `reach` marks the fault points.
+Then Spark writes `commits/<N>`. A crash before step 4 leaves only staged files. After a crash
+behind step 4 the next opening finishes the epoch. `reach` marks the fault points.
 """
 
 from __future__ import annotations
@@ -74,7 +79,7 @@ from onceflow.protocol.lineage import Origin, refuse_changed_rows, refuse_foreig
 from onceflow.protocol.query_spec import QuerySpec
 from onceflow.protocol.retained_decisions import RetainedDecisions
 from onceflow.protocol.source_positions import SourcePositions
-from onceflow.protocol.staging import not_seen_here
+from onceflow.protocol.staging import staging_differs
 from onceflow.protocol.step_times import StepTimes
 from onceflow.spark.checkpoint import Checkpoint, offset_after, parse_offsets
 from onceflow.spark.file_source_log import SourceEntries
@@ -84,8 +89,10 @@ from onceflow.spark.state_damage import find_damage, is_about_state
 
 @contextlib.contextmanager
 def _removed_upon(failure: type[BaseException], folder: Path) -> Iterator[None]:
-    """Remove the staged files: nobody will publish them, and a successor may have swept before
-    they were written."""
+    """Remove the staged files in `folder` if the block raises `failure`.
+
+    Nobody will publish them, and the sweep of a successor may have run before they were written.
+    """
     try:
         yield
     except failure:
@@ -94,14 +101,14 @@ def _removed_upon(failure: type[BaseException], folder: Path) -> Iterator[None]:
 
 
 class Stopping(Exception):
-    """The driver was asked to stop: no further epoch begins."""
+    """The driver was asked to stop, so it begins no further epoch."""
 
 
 class ReplayedEpoch(NamedTuple):
-    """An epoch that is run again."""
+    """An epoch of the parent lineage that is run again."""
 
     epoch: int
-    last: int  # of those
+    last: int  # the last epoch that is run again
 
 
 class Epochs:
@@ -118,15 +125,15 @@ class Epochs:
         )
         self.schema = spec.schema
         self.term = 0
-        self.opened_at: int | None = None  # the epoch that had been published before
-        self.published_at: float | None = None  # when this driver published last
+        self.opened_at: int | None = None  # the last epoch that was published before the start
+        self.published_at: float | None = None  # when this driver published its last epoch
         self.failure: BaseException | None = None
-        self._origin: Origin | None = None  # if the lineage goes on from a cut of another
+        self._origin: Origin | None = None  # set if the lineage continues from a cut of another
         self._ledgers: dict[str, Ledger] = {}
         self._hardened: set[Path] = set()
-        self._positions = SourcePositions(spec.sources, query, looks_only=spec.looks_only)
+        self._positions = SourcePositions(spec.sources, query, inspect_only=spec.inspect_only)
         self._retained = RetainedDecisions(query)
-        self._reads: set[str] = set()  # its sources, as far as Spark has planned them
+        self._reads: set[str] = set()  # the sources in Spark's last plan
         self._compute = EpochCompute(query, spec)
         self._running: RunningQuery | None = None
         self._busy = threading.Lock()
@@ -136,17 +143,20 @@ class Epochs:
         self._stopping = False
 
     def observed(self, df: Any) -> Any:
-        """The query's stream, with what must be counted of its rows."""
+        """Return the stream of the query with the counters that `stage` reads."""
         return self._compute.observed(df)
 
     # ================================================================ opening
 
     def fence(self) -> None:
-        """Step 1, and step 2 as far as no ledger is read: all queries of a job before the first
-        of them is opened, since what is left open for one can hide the ledger of another."""
+        """Step 1, and step 2 up to the reading of ledgers.
+
+        Call it for all queries of a job before the first of them is opened: a transaction that an
+        older driver left open for one query can hide the ledger of another.
+        """
         self._refuse_what_cannot_work()
 
-        # 1. lead. A home that does not belong to its targets is refused before it fences anybody.
+        # 1. lead. Refuse a home that does not belong to its targets before it fences any driver.
         seen = {name: sink.published(self._id(name)) for name, sink in self._outputs}
         self._origin = Origin.of(self.log.read())
         self._refuse_foreign(seen)
@@ -155,7 +165,7 @@ class Epochs:
         self.term = self.lease.next_term(max([self.log.term, *(s.term for s in seen.values())]))
         self._reach("open.led", query=self._id())
 
-        # 2. fence: first the epoch log, then every ledger; only then is a ledger worth reading
+        # 2. fence: first the epoch log, then every ledger. A ledger that is read earlier can change
         self.log.fence(self.term, self.spec.facts(self.log.leader))
         refuse_other_checkpoint(self.query, self.log.last, self.checkpoint)
         self._reach("open.fenced", epoch=self._last_epoch)
@@ -164,7 +174,8 @@ class Epochs:
             self._reach("open.shut-out", output=name)
 
     def open(self) -> None:
-        """Steps 2 to 5. Afterwards Spark may start the query from its checkpoint."""
+        """The rest of step 2, and steps 3 to 5. Afterwards Spark may start the query from its
+        checkpoint."""
         token = uuid.uuid4().hex
         for name, sink in self._outputs:
             self._ledgers[name] = sink.fence(self._id(name), term=self.term, token=token)
@@ -204,7 +215,7 @@ class Epochs:
         self._checkpoint_repair.plan_no_data_epoch()
         self._compute.schedule_wakeup(self.log.last)
         self._reach("open.ready")
-        self.log.check()  # who was paused on the way here need not start Spark to hear it
+        self.log.check()  # a driver that was paused until here fails before it starts Spark
 
     def _refuse_what_cannot_work(self) -> None:
         self._compute.refuse_columns()
@@ -213,11 +224,12 @@ class Epochs:
 
     def _refuse_foreign(self, ledgers: Mapping[str, Ledger]) -> None:
         for name, sink in self._outputs:
-            if self._origin is None or self._is_exact(name):  # else it has no ledger to compare
+            if self._origin is None or self._is_exact(name):  # others have no ledger to compare
                 refuse_foreign(self.query, name, sink, self.log, ledgers[name])
 
     def _refuse_other_columns(self) -> None:
-        """Compare with the last decision too: its columns may not be in the target yet."""
+        """Compare the columns with those of the last decision, which may not be in the target
+        yet."""
         for name, sink in self._outputs:
             decided = self.log.last and self.log.last.outputs.get(name)
             if decided:
@@ -233,7 +245,7 @@ class Epochs:
             if sink is None:
                 self._refuse_dropped(name, output, last.epoch)
                 continue
-            if self._is_there(name, last.epoch):
+            if self._is_already_published(name, last.epoch):
                 continue
             if output.guarantee is not Guarantee.EXACTLY_ONCE:
                 self._add_again(name, sink, last)
@@ -246,7 +258,8 @@ class Epochs:
             self._reach("epoch.output-published", epoch=last.epoch, output=name)
 
     def _add_again(self, name: str, sink: Sink, last: Decision) -> None:
-        """No ledger says whether the rows were added. Spark commits an epoch after that."""
+        """Add the rows again if the guarantee is at-least-once and Spark has not committed the
+        epoch: no ledger says whether they were added, and Spark commits only after that."""
         again = last.outputs[name].guarantee is Guarantee.AT_LEAST_ONCE
         if again and last.epoch not in self.checkpoint.committed():
             self._publish(name, sink, last)
@@ -254,7 +267,7 @@ class Epochs:
     def _refuse_dropped(self, name: str, output: OutputDecision, epoch: int) -> None:
         if any(self._staged(file).exists() for file in output.files):
             raise JobError(
-                f"output {name!r} of {self.query.name} is gone from the job, but epoch {epoch} "
+                f"the job no longer has output {name!r} of {self.query.name}, but epoch {epoch} "
                 "is decided for it and not published",
                 hint="declare it again, run the job once, then drop it",
             )
@@ -269,21 +282,22 @@ class Epochs:
             self.query.forget_replay()
 
     def _sweep_older(self) -> None:
-        """Remove what older terms staged. Their tasks may write for a moment after they ended."""
+        """Remove the files that older terms staged. Called after every epoch, because tasks of a
+        driver that has ended may write for a moment longer."""
         for folder in self.query.staged.glob("*-*-*-*"):
             if int(folder.name.rsplit("-", 2)[1]) < self.term:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def forget_running(self) -> None:
-        """Spark's query has ended, and another one of the same name follows."""
+        """Forget Spark's query: it has ended, and another one of the same name follows."""
         self._running = None
 
     def replay_next(self) -> ReplayedEpoch | None:
-        """Put in the next epoch of the lineage before that is to be run again. None: there is none
-        any more."""
+        """Plan the next epoch of the parent lineage that is to be run again; None after the
+        last."""
         wanted, last = self._before(self._last_epoch + 1), self.log.last
         if wanted is None or self._origin is None:
-            if last is not None and last.epoch != self.opened_at:  # epochs were run again
+            if last is not None and last.epoch != self.opened_at:  # this driver ran epochs again
                 self.opened_at = last.epoch
                 self._checkpoint_repair.plan_no_data_epoch()
             return None
@@ -305,20 +319,21 @@ class Epochs:
                 raise self.failure from error
 
     def reason(self, error: BaseException) -> BaseException:
-        """The error to report: `Fenced` for a driver that was replaced, however it failed."""
+        """Return the error to report. For a driver that was replaced it is `Fenced`, however it
+        failed."""
         failure = explain(error)
         with contextlib.suppress(OnceflowError, OSError):
             successor = self.log.successor()
             if successor is not None:
                 return successor
             if isinstance(failure, OutOfRange):
-                stands = {**dict.fromkeys(self._reads), **self._last_end}
-                return self._positions.which_are_gone(stands, failure)
+                ends = {**dict.fromkeys(self._reads), **self._last_end}
+                return self._positions.find_gone_rows(ends, failure)
             return self._damaged_state(failure) or failure
         return failure
 
     def _damaged_state(self, failure: BaseException) -> Damaged | None:
-        """Spark does not name the file of state that it could not load."""
+        """Find the damaged state file: Spark does not name the file that it could not load."""
         last = self.log.last
         if last is None or isinstance(failure, OnceflowError) or not is_about_state(failure):
             return None
@@ -335,7 +350,7 @@ class Epochs:
         running, plan, offsets, entries = self._check(epoch)
         self._reach("epoch.checked", epoch=epoch)
 
-        # 2. stage: the one action over `batch`
+        # 2. stage: the only action over `batch`
         tag = f"{self.query.lineage[:8]}-{epoch}-{self.term}-{uuid.uuid4().hex[:8]}"
         folder = self.query.staged / tag
         with _removed_upon(BaseException, folder):
@@ -353,13 +368,13 @@ class Epochs:
             self._reach("epoch.hardened", epoch=epoch)
 
         # 4. decide
-        with _removed_upon(Fenced, folder):  # any other failure: it may be decided
+        with _removed_upon(Fenced, folder):  # after any other failure it may be decided
             self.log.decide(decision)
         self._reach("epoch.decided", epoch=epoch)
 
         # 5. publish
         for name, sink in self._outputs:
-            if not self._is_there(name, epoch):
+            if not self._is_already_published(name, epoch):
                 self._publish(name, sink, decision)
             self._reach("epoch.output-published", epoch=epoch, output=name)
         self.published_at = time.time()
@@ -371,7 +386,8 @@ class Epochs:
         self._sweeping = self._sweeper.submit(self._sweep, folder, plan.end)
 
     def _sweep(self, folder: Path, end: Mapping[str, Any]) -> None:
-        """Housekeeping; the next epoch waits for it. Bounded: see `keep_epochs` and `tidy`."""
+        """Remove what no later step needs. The next epoch waits for it, so the work is bounded: see
+        `keep_epochs` and `tidy`."""
         shutil.rmtree(folder, ignore_errors=True)
         self._sweep_older()
         keep = self.spec.keep_epochs
@@ -402,18 +418,18 @@ class Epochs:
         elif offsets is None:
             problem = f"{where} is missing"
         elif parse_offsets(offsets, where)[1] != plan.end:
-            problem = f"{where} does not say what Spark planned: another driver wrote it"
+            problem = f"{where} differs from Spark's plan: another driver wrote it"
         elif plan.start != self._last_end:
             problem = "Spark's plan does not begin where the last decision ends"
         elif offset_after(plan.start, plan.end):
             problem = "Spark's plan ends before it begins"
         elif before is not None and plan.end != before.end:
-            problem = "this epoch is to be run again, and its plan ends elsewhere"
+            problem = "this epoch is run again, but its plan does not end where the first one did"
         else:
             entries = self.checkpoint.source_entries(plan.start, plan.end)
             problem = plan.compare_files(entries)
         if problem or offsets is None:
-            raise PlanChanged(f"{self._id()}: {problem}", hint="the query is opened again")
+            raise PlanChanged(f"{self._id()}: {problem}", hint="onceflow opens the query again")
         if first:
             self._positions.hold(plan.end, self._first_start)
         self._reads = set(plan.end)
@@ -462,8 +478,8 @@ class Epochs:
         staged = [self._staged(file) for output in kept for file in output.files]
         try:
             spark = self.checkpoint.epoch_files(decision.epoch, decision.end, decision.state)
-        except CheckpointRefused as missing:  # the tasks of this very epoch wrote it
-            raise not_seen_here(missing.message) from missing
+        except CheckpointRefused as missing:  # tasks of this epoch wrote the missing file
+            raise staging_differs(missing.message) from missing
         snapshots = self.checkpoint.new_snapshots(spark)
         harden([*staged, *spark], self.query.folder, self._hardened, snapshots)
 
@@ -481,13 +497,11 @@ class Epochs:
             decision=decision.nonce,
         )
         if output.guarantee is not Guarantee.EXACTLY_ONCE:
-            assert isinstance(sink, CanAdd)  # or the guarantee would have been refused
+            assert isinstance(sink, CanAdd)  # otherwise the guarantee would have been refused
             sink.add(publication)
             return
         outcome = sink.publish(publication)
-        if not isinstance(
-            outcome, Outcome
-        ):  # written for another version: it may have done nothing
+        if not isinstance(outcome, Outcome):  # a sink for another version may have done nothing
             raise JobError(
                 f"publish of {sink} returned {outcome!r} and not an Outcome, so it is not known "
                 f"whether epoch {decision.epoch} is published; its rows stay staged",
@@ -499,7 +513,8 @@ class Epochs:
     # ================================================================ stopping
 
     def sweep_failure(self, timeout: float | None = None) -> BaseException | None:
-        """Wait until the last epoch's sweep has ended: what it raised, or that it takes longer."""
+        """Wait until the sweep of the last epoch has ended. Return what it raised, or
+        `TimeoutError` if it takes longer than `timeout`."""
         sweeping, self._sweeping = self._sweeping, None
         try:
             return None if sweeping is None else sweeping.exception(timeout)
@@ -507,15 +522,15 @@ class Epochs:
             return error
 
     def settle(self) -> None:
-        """The job has ended."""
+        """Finish what was left for the end of the job, and close the sinks."""
         self.times.ask(self._running)
         self._positions.settle(self._last_end)
-        if self.stop_after_epoch(timeout=0):  # else one hangs in them
+        if self.stop_after_epoch(timeout=0):  # otherwise an epoch still uses the sinks
             for _, sink in self._outputs:
                 clean_up_of(sink).close()
 
     def stop_after_epoch(self, timeout: float | None = None) -> bool:
-        """No epoch begins from now on. True when none is running any more."""
+        """Begin no further epoch. Return whether the running one has ended within `timeout`."""
         self._stopping = True
         if not self._busy.acquire(timeout=-1 if timeout is None else timeout):
             return False
@@ -525,7 +540,7 @@ class Epochs:
     # ================================================================ names
 
     def _reach(self, point: str, **facts: Any) -> None:
-        """A fault point, with what a trace says about it."""
+        """Mark a fault point; a trace shows `facts` with it."""
         reach(point, term=self.term, **facts)
         self.times.passed(point)
 
@@ -536,19 +551,19 @@ class Epochs:
     def _is_exact(self, output: str) -> bool:
         return self.spec.guarantee(output) is Guarantee.EXACTLY_ONCE
 
-    def _is_there(self, output: str, epoch: int) -> bool:
-        """Has the target these rows from the lineage before?"""
+    def _is_already_published(self, output: str, epoch: int) -> bool:
+        """Does the target have these rows from the parent lineage?"""
         return self._origin is not None and epoch <= self._origin.last_of(output)
 
     def _before(self, epoch: int) -> Decision | None:
-        """The decision of this epoch in the lineage before, if it is to be run again."""
+        """The decision of this epoch in the parent lineage, if the epoch is to be run again."""
         again = self._origin is not None and epoch <= self._origin.replays_to
         return self.query.to_replay(epoch) if again else None
 
     @property
     def _with_state(self) -> list[Decision]:
-        """Decisions whose state is here; of those before the cut it goes on from, a lineage has
-        only what they say."""
+        """The decisions whose state is here. A lineage that continues from a cut has older
+        decisions, too, but not their state."""
         first = 0 if self._origin is None else self._origin.cut
         return [decision for decision in self.log.decisions if decision.epoch >= first]
 
@@ -563,7 +578,7 @@ class Epochs:
 
     @property
     def _first_start(self) -> Mapping[str, Any]:
-        """Where the oldest decision that is kept begins."""
+        """Where the oldest decision that is kept begins: source -> offset."""
         kept = [self._retained.oldest(), *self.log.decisions[:1]]
         return next((decision.start for decision in kept if decision is not None), {})
 
@@ -575,7 +590,7 @@ class Epochs:
         return self.query.staged / file.path  # an absolute path stays what it is
 
     def _relative(self, file: Committable) -> Committable:
-        """Staged files under the home are named relative to it, so that a home can be moved."""
+        """Name a staged file under the home relative to it, so that a home can be moved."""
         path = Path(file.path)
         inside = path.is_relative_to(self.query.staged)
         return replace(file, path=str(path.relative_to(self.query.staged))) if inside else file

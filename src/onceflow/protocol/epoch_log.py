@@ -1,17 +1,20 @@
 """The epoch log: the numbered log of fences and decisions of one query in one lineage.
 
-It is the truth about a query; Spark's checkpoint follows it. Entries are `fence` (a driver leads
-from here on), `epoch` (a decision: this epoch will be published, with all that it takes), `begin`
-(the first of a lineage that goes on from a cut of another, with the decisions of that cut) and
-`end` (the lineage is closed, and which one goes on; nothing follows).
+Where Spark's checkpoint differs from it, onceflow changes the checkpoint. Entries are:
 
-An append goes to head + 1 and nowhere else, after a walk over everything between where this
-driver last stood and the head:
+- `fence`   a driver leads from here on
+- `epoch`   a decision: this epoch will be published, with everything that recovery needs
+- `begin`   the first entry of a lineage that continues from a cut of another, with the decisions
+            of that cut
+- `end`     the lineage is closed, and which lineage continues it; nothing follows
 
-- a term above ours anywhere, or an end: `Fenced`;
-- a lost put: read the winner. Our nonce: it was us and the answer got lost. Anybody else's: a
-  fence walks on and tries the next number, a decision is `Fenced`;
-- a put that a roll-up covers has written nothing.
+An append writes only entry head + 1, after this driver has read every entry between its own newest
+entry and the head:
+
+- it finds a term above ours, or an end: `Fenced`;
+- it loses the put: it reads the winning entry. With our nonce, we had won and the reply got lost.
+  With another nonce, a fence reads on and tries the next number, and a decision is `Fenced`;
+- a roll-up covers the number: the put has written nothing.
 """
 
 from __future__ import annotations
@@ -54,8 +57,8 @@ class Decision:
     outputs: dict[str, OutputDecision]
     nonce: str = field(default_factory=lambda: uuid.uuid4().hex)
     digest: int | None = None  # of all rows; None: not taken, or too many rows
-    now: int = 0  # the time that keyed steps were told, microseconds; it never goes back
-    keyed: dict[str, dict[str, Any]] = field(default_factory=dict)  # step -> its state, and time
+    now: int = 0  # the time that keyed steps were given, microseconds; it never goes back
+    keyed: dict[str, dict[str, Any]] = field(default_factory=dict)  # step -> its state and time
 
     @property
     def rows(self) -> int:
@@ -63,9 +66,9 @@ class Decision:
 
     @property
     def lowest_watermark(self) -> int | None:
-        """The watermark of the next epoch in milliseconds: the lowest of the query and its keyed
-        steps. None: there is none."""
-        of_steps = (stood["watermark"] for stood in self.keyed.values())
+        """The lowest watermark of the query and its keyed steps in the next epoch, in
+        milliseconds; None if there is none."""
+        of_steps = (step["watermark"] for step in self.keyed.values())
         found = [at // 1000 for at in of_steps if at is not None]
         return min([*found, *([self.watermark] if self.watermark else [])], default=None)
 
@@ -89,7 +92,7 @@ class Decision:
 
 
 class _View:
-    """The log as far as it was read."""
+    """The part of the log that was read."""
 
     def __init__(self) -> None:
         self.restart(0, None)
@@ -121,13 +124,13 @@ class _View:
 
 
 class EpochLog:
-    """Reads for everybody; appends for the driver that holds `term`."""
+    """The epoch log of one query. Any process may read it; only the driver that leads appends."""
 
     def __init__(self, store: Store, subject: str) -> None:
         self._log = NumberedLog(store, "log", "epoch log", subject)
         self._view = _View()
         self._term = 0
-        self._stood = 0  # the number of our newest entry; nobody may follow it but us
+        self._ours = 0  # the number of our newest entry; an entry of another driver above fences us
 
     # -------------------------------------------------------------- reading
 
@@ -136,11 +139,11 @@ class EpochLog:
         return self
 
     def forget(self) -> None:
-        """Let go of all decisions but the last: for one who reads on, and asks for no other."""
+        """Drop all decisions but the last, for a reader that needs no other."""
         del self._view.decisions[:-1]
 
     def follow(self, view: View) -> None:
-        """Tell a reader that keeps only what it wants all that came since it was told last."""
+        """Bring a view of the caller's own to the head of the log."""
         self._log.catch_up(view)
 
     @property
@@ -168,36 +171,36 @@ class EpochLog:
 
     @property
     def opened(self) -> bool:
-        """Has a driver ever led here that runs epochs? Else no target knows this lineage."""
+        """Has a driver that runs epochs ever led here? Otherwise no target knows this lineage."""
         return self._view.fence is not None and "outputs" in self._view.fence
 
     @property
     def begun(self) -> dict[str, Any] | None:
-        """How this lineage began, if it goes on from a cut of another."""
+        """The `begin` entry, if this lineage continues from a cut of another."""
         return self._view.begin
 
     @property
     def ended(self) -> dict[str, Any] | None:
-        """The end of this lineage: which one goes on, and from which cut."""
+        """The `end` entry of this lineage: which one continues it, and from which cut."""
         return self._view.end
 
-    # -------------------------------------------------------------- a glance, for those who list
+    # -------------------------------------------------------------- reading a few entries only
 
-    def closed(self) -> dict[str, Any] | None:
-        """The end of this lineage, as `ended`, without reading what is before it."""
+    def read_end(self) -> dict[str, Any] | None:
+        """The `end` entry, as `ended`, without reading the entries before it."""
         rolled, numbers = self._log.numbers()
         entry = self._log.entry(numbers[-1]) if numbers else self._log.read_roll_up(rolled)
         if entry is None and (rolled or numbers):
-            return self.read().ended  # it is being rolled up
+            return self.read().ended  # another process rolls it up at this moment
         if numbers:
             return entry if entry is not None and entry["type"] == "end" else None
         return (entry or {}).get("end")
 
-    def ends(self, first: int) -> tuple[Decision, Decision] | None:
-        """The oldest decision from epoch `first` on, and the newest, reading few of many."""
+    def decisions_around(self, first: int) -> tuple[Decision, Decision] | None:
+        """The oldest decision from epoch `first` on and the newest of all, found by bisection."""
         rolled, numbers = self._log.numbers()
         low, high = 0, len(numbers)
-        while low < high:  # to the first entry whose decision, or the one behind it, is not before
+        while low < high:  # to the first entry where it, or the next decision, is not below `first`
             middle = (low + high) // 2
             found = self._decided(numbers[middle:])
             if found is None or found[-1].epoch >= first:
@@ -212,7 +215,7 @@ class EpochLog:
         return (next(d for d in begin if d.epoch >= first), end[-1]) if begin and end else None
 
     def _decided(self, numbers: list[int]) -> list[Decision] | None:
-        """Those of the first of these entries that has any."""
+        """The decisions in the first of these entries that has any."""
         for number in numbers:
             entry = self._log.entry(number) or {}
             if entry.get("type") == "epoch":
@@ -224,18 +227,19 @@ class EpochLog:
     # -------------------------------------------------------------- appending
 
     def begin(self, facts: dict[str, Any], decisions: list[Decision]) -> None:
-        """The first entry of a lineage that nobody knows yet: it goes on from these decisions."""
+        """Write the first entry of a new lineage, which continues from these decisions."""
         entry = {
             **facts, "type": "begin", "term": 0, "nonce": uuid.uuid4().hex,
             "decisions": [decision.to_json() for decision in decisions],
         }  # fmt: skip
         if self._log.put(1, entry) is not Put.WON:
             raise Fenced(
-                "somebody else makes this lineage at the same time", hint="run the command again"
+                "another process creates this lineage at the same time",
+                hint="run the command again",
             )
 
     def end(self, facts: dict[str, Any]) -> None:
-        """Close the lineage. `Fenced`: it was not closed by us."""
+        """Close the lineage. `Fenced` if another driver was first."""
         self.check()
         entry = {**facts, "type": "end", "term": self._term, "nonce": uuid.uuid4().hex}
         if not self._append(entry):
@@ -243,7 +247,7 @@ class EpochLog:
             raise self._fenced()
 
     def fence(self, term: int, facts: dict[str, Any]) -> None:
-        """From here on no term below `term` can decide."""
+        """Append the fence of `term`: from here on no term below it can decide."""
         self._term = term
         entry = {**facts, "type": "fence", "term": term, "nonce": uuid.uuid4().hex}
         while True:
@@ -254,19 +258,19 @@ class EpochLog:
                 return
 
     def check(self) -> None:
-        """Raise `Fenced` if anybody has come after us."""
+        """Raise `Fenced` if another driver has followed us."""
         self._log.catch_up(self._view)
-        if self._view.position != self._stood or self._view.term != self._term:
+        if self._view.position != self._ours or self._view.term != self._term:
             raise self._fenced()
 
     def successor(self) -> Fenced | None:
-        """Has somebody taken our place? For telling why something failed."""
+        """The reason to report if another driver has replaced us; None if none has."""
         self._log.catch_up(self._view)
         taken = self._view.end is not None or self._view.term > self._term
         return self._fenced() if taken else None
 
     def decide(self, decision: Decision) -> None:
-        """The commit point. `Fenced`: this epoch was not decided by us."""
+        """Append the decision: the commit point. `Fenced` if another driver was first."""
         self.check()
         if not self._append(decision.to_json()):
             self._log.catch_up(self._view)
@@ -281,14 +285,14 @@ class EpochLog:
             put = Put.WON if ours and not self._log.is_covered(number) else put
         if put is Put.WON:
             self._view.apply(number, entry)
-            self._stood = number
+            self._ours = number
         return put is Put.WON
 
     def _fenced(self) -> Fenced:
         if self._view.end is not None:
             return Fenced(
                 "this lineage has ended: the job was restored or rolled back",
-                hint="start the job again; it goes on in the new lineage",
+                hint="start the job again; it continues in the new lineage",
             )
         by = self._view.fence or {}
         holder = by.get("holder", {})
@@ -304,13 +308,14 @@ class EpochLog:
     def roll_up(
         self, *, keep: int, slack: int, before: Callable[[list[Decision]], object] = lambda _: None
     ) -> bool:
-        """Free old entries, but keep those of the last `keep` decisions. True if it did.
+        """Free old entries, but keep those of the last `keep` decisions. Return whether it did.
 
-        `before` is called with the decisions that are about to go."""
+        `before` is called with the decisions before the log frees them.
+        """
         decisions = self._view.decisions
         if len(decisions) <= keep + slack:
             return False
-        # The two newest decisions that are covered: recovery needs offsets/<N-1> and <N>.
+        # Keep the two newest decisions that are covered: recovery needs offsets/<N-1> and <N>.
         covered = [pair for pair in decisions if pair[0] <= decisions[-keep - 1][0]]
         number = covered[-1][0]
         body = {
@@ -327,7 +332,7 @@ class EpochLog:
         return True
 
     def prune(self) -> None:
-        """Finish what a killed roll-up left half done."""
+        """Finish a roll-up that was killed."""
         self._log.prune()
 
     @property

@@ -1,4 +1,4 @@
-"""Turn what Spark raises into what a person can act on."""
+"""Turn errors of Spark into errors that name the cause and the fix."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from onceflow.kafka.source_rows import bad_message
 
 
 def explain(error: BaseException) -> BaseException:
-    """A bad row, a full disk or what Kafka said by its name; anything else as it is."""
+    """Return the `OnceflowError` for a bad row, a full disk or an error of Kafka; any other error
+    unchanged."""
     if isinstance(error, OnceflowError):
         return error
     ours = _raised_in_python(str(error))
@@ -26,7 +27,7 @@ def explain(error: BaseException) -> BaseException:
     if "No space left on device" in str(error) or "Disk quota exceeded" in str(error):
         return DiskFull(
             "no space left where Spark writes (home, output or spark.local.dir)",
-            hint="make space and start the job again; it goes on where it stood",
+            hint="make space and start the job again; it continues from its last epoch",
         )
     return explain_connector(str(error)) or error
 
@@ -40,9 +41,9 @@ def _bad_row(place: dict[str, Any]) -> BadInput:
 
 
 def _raised_in_python(text: str) -> OnceflowError | None:
-    """What one of our own processes that Spark started has raised, from the traceback it left."""
-    said = r"onceflow\.errors\.(\w+): ((?:.|\n(?=  - ))+)(?:\n  fix: (.*))?"
-    found = re.search(said, text)
+    """The error that our code raised in a Python process of Spark, read from its traceback."""
+    message = r"onceflow\.errors\.(\w+): ((?:.|\n(?=  - ))+)(?:\n  fix: (.*))?"
+    found = re.search(message, text)
     kind = getattr(errors, found[1], None) if found else None
     if found is None or not (isinstance(kind, type) and issubclass(kind, OnceflowError)):
         return None

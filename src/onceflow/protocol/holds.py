@@ -1,11 +1,11 @@
 """Holds: which decisions savepoints still need, so that the epoch log does not drop them.
 
-<home>/<job>/savepoints/<name>/manifest.json     names the folder that belongs to it
-<home>/<job>/savepoints/<name>/<id>/hold.json    the epochs after which decisions are kept for it
-<home>/<job>/savepoints/.lock                    held by every process that creates one
+<home>/<job>/savepoints/<name>/manifest.json     names the folder of the savepoint
+<home>/<job>/savepoints/<name>/<id>/hold.json    the epochs whose later decisions it needs
+<home>/<job>/savepoints/.lock                    held by every process that creates a savepoint
 
 A process that was killed while it created or deleted a savepoint leaves a folder that no manifest
-names. It is removed as soon as no process holds the lock.
+names. The next process that reads holds or creates a savepoint removes it, if the lock is free.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _LOCK = ".lock"
 
 
 class Holds:
-    """Of the savepoints of one job."""
+    """The holds of the savepoints of one job."""
 
     def __init__(self, folder: JobFolder) -> None:
         self._root = folder.folder / "savepoints"
         self._store = LocalStore(self._root)
 
     def put(self, name: str, folder: Path, epochs: Mapping[str, tuple[str, int]]) -> None:
-        """Hold the decisions of each query after (lineage, epoch)."""
+        """Hold the decisions of each query that follow its (lineage, epoch)."""
         held = {query: list(position) for query, position in epochs.items()}
         replace_file(folder / _HOLD, seal("savepoint hold", name, {"queries": held}))
 
     def needed_after(self, query: Query) -> int | None:
-        """The epoch of the query after which savepoints need its decisions; None: they do not.
+        """The epoch of the query after which savepoints need its decisions; None if none does.
 
-        Too much is held rather than too little: savepoints of lineages before need all of ours.
+        In doubt it holds too much: a savepoint of an earlier lineage needs all decisions of ours.
         """
         self._sweep_if_idle()
         found = []
@@ -57,14 +57,15 @@ class Holds:
 
     @contextlib.contextmanager
     def creating(self) -> Iterator[None]:
-        """While this is held, no process sweeps. The first one sweeps before it begins."""
+        """Keep every process from sweeping while the block runs. Sweep first if no other process
+        creates a savepoint."""
         make_dirs(self._root)
         self._sweep_if_idle()
         with self._lock(fcntl.LOCK_SH):
             yield
 
     def folder_of(self, name: str) -> str | None:
-        """The folder that the manifest names, if there is one that can be read."""
+        """The folder that the manifest names; None if no manifest can be read."""
         path = self._root / name / MANIFEST
         with contextlib.suppress(OnceflowError, OSError, KeyError):
             return str(unseal(path.read_bytes(), "savepoint", None, str(path))["folder"])
@@ -72,7 +73,7 @@ class Holds:
 
     @contextlib.contextmanager
     def _lock(self, kind: int) -> Iterator[None]:
-        """`BlockingIOError`: others hold it."""
+        """Hold the lock. `BlockingIOError` if another process holds it."""
         with open(self._root / _LOCK, "ab") as file:
             fcntl.flock(file, kind)
             yield
@@ -83,13 +84,13 @@ class Holds:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Remove what a create or a delete that was killed left."""
+        """Remove the folders that a killed process has left."""
         for name in self._store.list():
             if not (self._root / name).is_dir():
                 continue
             exists, keep = (self._root / name / MANIFEST).is_file(), self.folder_of(name)
             if exists and keep is None:
-                continue  # a damaged manifest: nobody knows which folder belongs to it
+                continue  # a damaged manifest does not say which folder is in use
             for path in (self._root / name).iterdir():
                 if path.is_dir() and path.name != keep:
                     shutil.rmtree(path, ignore_errors=True)

@@ -1,20 +1,20 @@
-"""The home: where jobs, their lineages and their queries live on disk.
+"""The home (the state directory): where jobs, their lineages and their queries are on disk.
 
 <home>/<job>/job.json                      the first lineage of the job
 <home>/<job>/lease/                        terms and who holds them
-<home>/<job>/starts/<source>.json          where a source began, if that was not its beginning
-<home>/<job>/starts/<source>/<part>.json   what was first known of a part that joined it later
+<home>/<job>/starts/<source>.json          where the job began to read a source, if pinned
+<home>/<job>/starts/<source>/<part>.json   the first facts of a part that joined the source later
 <home>/<job>/lineages/<id>/lineage.json    parent, reason, Spark version, settings
 <home>/<job>/lineages/<id>/<query>/        a Spark checkpoint, and in it
 <home>/<job>/lineages/<id>/<query>/onceflow/log/     the epoch log
 <home>/<job>/lineages/<id>/<query>/onceflow/staged/  rows that are not published yet
 <home>/<job>/lineages/<id>/<query>/onceflow/keyed/   the state of keyed steps
 <home>/<job>/lineages/<id>/<query>/onceflow/times.jsonl  how long the last epochs took
-<home>/<job>/importing/                    what `onceflow state import` makes, until it is a lineage
-<home>/<job>/stop/                         who is asked to stop, and has: `runtime/stopping.py`
-<home>/<job>/progress.json, events.jsonl   for whoever looks: `runtime/journal.py`
-<home>/_boards/, _verify/                  what the page shows beside jobs: `web/`
-<home>/_audit.jsonl, _refused.jsonl        who did what through it, and who may not: `web/access.py`
+<home>/<job>/importing/                    a lineage that `onceflow state import` has not finished
+<home>/<job>/stop/                         requests to stop, and replies: `jobs/stop_request.py`
+<home>/<job>/progress.json, events.jsonl   progress and events of the job: `service/journal.py`
+<home>/_boards/, _verify/                  boards and verify runs of the page: `page/`
+<home>/_audit.jsonl, _refused.jsonl        actions through the page, and refused ones: `page/`
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Query:
 
     @property
     def spark_id(self) -> str:
-        """The id that Spark keeps for it: a checkpoint that was swapped has another."""
+        """The id that Spark must have for this query: a checkpoint that was swapped has another."""
         return str(uuid.uuid5(uuid.UUID(self.lineage), self.name))
 
     @property
@@ -65,7 +65,7 @@ class Query:
 
     @property
     def ticks(self) -> Path:
-        """Says when something is due, if no rows come."""
+        """The file with the time of the next timer; see `ticks.py`."""
         return self.folder / "onceflow" / "ticks.json"
 
     @property
@@ -76,11 +76,12 @@ class Query:
         return EpochLog(self.store, self.subject)
 
     def keep_for_replay(self, decision: Decision) -> None:
-        """An epoch of the lineage before that is to be run again here, with its boundaries."""
+        """Keep an epoch of the parent lineage that is to be run again here, with its boundaries."""
         name = f"replay/{decision.epoch}.json"
         self.store.put_if_absent(name, seal("replay", self.subject, decision.to_json()))
 
     def to_replay(self, epoch: int) -> Decision | None:
+        """The decision of an epoch that `keep_for_replay` has kept."""
         name = f"replay/{epoch}.json"
         data = self.store.read(name)
         if data is None:
@@ -89,7 +90,7 @@ class Query:
         return Decision.from_json(body)
 
     def forget_replay(self) -> None:
-        """All of it has been run again."""
+        """Remove the kept epochs: all of them have been run again."""
         for name in self.store.list("replay"):
             self.store.delete(f"replay/{name}")
 
@@ -100,7 +101,8 @@ class JobFolder:
     def __init__(self, home: str | os.PathLike[str], name: str) -> None:
         if "://" in str(home) and not str(home).startswith("file:"):
             raise JobError(
-                f"home {str(home)!r} is not a local path", hint="name a folder that is mounted here"
+                f"home {str(home)!r} is not a local path",
+                hint="name a local or mounted folder, as in --home /data/onceflow",
             )
         self.name = check_name("job", name)
         self.home = Path(os.path.abspath(str(home).removeprefix("file://").removeprefix("file:")))
@@ -108,12 +110,12 @@ class JobFolder:
         self.store = LocalStore(self.folder)
 
     def first_lineage(self) -> str | None:
-        """The one that the job began in, or None if it never ran here."""
+        """The lineage in which the job began, or None if it never ran here."""
         body = self._job()
         return None if body is None else str(body["lineage"])
 
     def fork(self) -> dict[str, Any] | None:
-        """What this job is a fork of, and where its outputs go; None if it is not one."""
+        """The origin of a fork and its new targets; None if this job is no fork."""
         body = self._job()
         return None if body is None else body.get("fork")
 
@@ -124,17 +126,17 @@ class JobFolder:
         return unseal(data, "job", self.name, self.store.where("job.json"))
 
     def put_job(self, lineage: str, facts: dict[str, Any] | None = None) -> bool:
-        """From here on the job is there. False: it was before."""
+        """Create the job. Return False if it exists already."""
         body = {"lineage": lineage, "at": now(), **(facts or {})}
         return self.store.put_if_absent("job.json", seal("job", self.name, body))
 
     def lineage(self) -> str | None:
-        """The lineage that the job is in, or None if it never ran here."""
+        """The current lineage of the job, or None if it never ran here."""
         found = self.lineages()
         return found[-1] if found else None
 
     def lineages(self) -> list[str]:
-        """From the first to the one that the job is in."""
+        """All lineages of the job, from the first to the current one."""
         found, lineage = [], self.first_lineage()
         while lineage is not None:
             found.append(lineage)
@@ -142,13 +144,16 @@ class JobFolder:
         return found
 
     def _child(self, lineage: str) -> str | None:
-        """The lineage that goes on where this one has ended. The end of its first query, by name,
-        decides; those of the others follow, so each of them says that the first is there."""
-        ends = (query.epoch_log().closed() for query in self.queries_of(lineage))
+        """The lineage that continues where this one has ended.
+
+        The end of its first query, by name, decides. The ends of the others are written after it,
+        so any `end` entry implies that the first one exists.
+        """
+        ends = (query.epoch_log().read_end() for query in self.queries_of(lineage))
         return next((str(end["to"]) for end in ends if end is not None), None)
 
     def open_lineage(self, spark_version: str, who: str | None = None) -> str:
-        """The lineage that the job is in. If there is none, `who` opens the first one."""
+        """The current lineage of the job. If there is none, create the first one for `who`."""
         lineage = self.lineage()
         if lineage is None:
             if self.store.list("lineages"):
@@ -173,13 +178,13 @@ class JobFolder:
         return lineage
 
     def put_lineage(self, lineage: str, facts: dict[str, Any]) -> None:
-        """Say where a lineage comes from."""
+        """Write the origin of a lineage, with the settings that it needs."""
         body = {**facts, "settings": {name: value for name, (value, _) in REQUIRED.items()}}
         name = f"lineages/{lineage}/lineage.json"
         self.store.put_if_absent(name, seal("lineage", lineage, body))
 
     def about(self, lineage: str) -> dict[str, Any]:
-        """Where a lineage comes from."""
+        """The origin and the settings of a lineage."""
         name = f"lineages/{lineage}/lineage.json"
         data = self.store.read(name)
         if data is None:
@@ -188,7 +193,8 @@ class JobFolder:
         return unseal(data, "lineage", lineage, self.store.where(name))
 
     def pin(self, source: str, make: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
-        """Where the first start of this job found the beginning of a source, if it was pinned."""
+        """The position at which the first start of this job began to read a source. `make` returns
+        it for the first start; None if the source is not pinned."""
         name = f"starts/{source}.json"
         data = self.store.read(name)
         if data is None:
@@ -201,18 +207,19 @@ class JobFolder:
         return unseal(data, "start", source, self.store.where(name))
 
     def keep(self, source: str, part: str, facts: dict[str, Any]) -> dict[str, Any]:
-        """What was first known of a part that joined a source later: `facts`, if nothing was."""
+        """The first facts about a part that joined a source later: the kept ones, else `facts`,
+        which are then kept."""
         kept = self.pin(f"{source}/{part}", lambda: facts)
         assert kept is not None
         return kept
 
     def put_starts(self, starts: dict[str, dict[str, Any]]) -> None:
-        """What `starts` gave, of this job or of another."""
+        """Write what `starts` returned, for this job or for another."""
         for name, body in starts.items():
             self.store.put_if_absent(f"starts/{name}.json", seal("start", name, body))
 
     def starts(self) -> dict[str, dict[str, Any]]:
-        """All that `pin` and `keep` have put: name -> body."""
+        """Everything that `pin` and `keep` have written: name -> body."""
         found = {}
         for path in sorted((self.folder / "starts").rglob("*.json")):
             name = str(path.relative_to(self.folder / "starts").with_suffix(""))
@@ -227,7 +234,7 @@ class JobFolder:
         ]
         if weaker:
             raise CheckpointRefused(
-                f"the checkpoint of job {self.name} was made with weaker settings:\n  - "
+                f"the checkpoint of job {self.name} was written with weaker settings:\n  - "
                 + "\n  - ".join(weaker),
                 hint="start the job under a new home; a checkpoint cannot be made safe afterwards",
             )
@@ -238,12 +245,12 @@ class JobFolder:
         return Query(self.name, lineage, name, self.home, folder)
 
     def queries(self) -> list[Query]:
-        """The queries of the current lineage that ever started."""
+        """The queries of the current lineage that have started at least once."""
         lineage = self.lineage()
         return [] if lineage is None else self.queries_of(lineage)
 
     def queries_of(self, lineage: str) -> list[Query]:
-        """The queries of a lineage that ever started in it, by name."""
+        """The queries of a lineage that have started in it at least once, by name."""
         names = sorted(self.store.list(f"lineages/{lineage}"))
         found = (self.query(lineage, name) for name in names if NAME.fullmatch(name))
         return [query for query in found if (query.folder / "onceflow" / "log").is_dir()]
@@ -257,8 +264,8 @@ def jobs(home: str | os.PathLike[str]) -> Iterator[JobFolder]:
                 yield JobFolder(root, folder.name)
 
 
-def chosen(home: str | os.PathLike[str], job: str | None) -> list[JobFolder]:
-    """The job with that name, or all."""
+def select_jobs(home: str | os.PathLike[str], job: str | None) -> list[JobFolder]:
+    """The job with that name, or all jobs."""
     found = list(jobs(home))
     if job is None:
         return found

@@ -1,7 +1,7 @@
-"""Is this the checkpoint, the home and the target that belong together?
+"""Check that a checkpoint, a home and a target belong together.
 
-A checkpoint that was deleted, copied, swapped or set back, and a target that remembers another
-history, are refused before anything is published. Each would otherwise lose or double rows.
+onceflow refuses a checkpoint that was deleted, copied, swapped or set back, and a target with
+another history, before it publishes anything. Each would otherwise lose or double rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _RESTORE = "put it back from a backup of the home, or start the job under a new 
 
 
 def refuse_other_checkpoint(query: Query, last: Decision | None, checkpoint: Checkpoint) -> None:
-    """The Spark checkpoint must be the one that this lineage made."""
+    """Refuse a Spark checkpoint that this lineage has not written."""
     found, decided = checkpoint.query_id(), _epoch(last)
     if found is not None and found != query.spark_id:
         raise CheckpointRefused(
@@ -40,7 +40,7 @@ def refuse_other_checkpoint(query: Query, last: Decision | None, checkpoint: Che
 
 
 def refuse_foreign_ledger(query: Query, last: Decision | None, ledger: Ledger, what: str) -> None:
-    """What a target remembers must be something that this home decided."""
+    """Refuse a target whose ledger names an epoch that this home has not decided."""
     at = ledger.position
     if at is None:
         return

@@ -1,13 +1,13 @@
-"""The keyed steps of a query, as the driver runs them: one action a step, over what was staged.
+"""Run the keyed steps of a query on the driver: one action for each step, over staged rows.
 
-State of a step lies under `onceflow/keyed/<step>/` of the query: immutable runs, and a manifest for
-each epoch that says which runs are its state. A decision names the manifests of its epoch; nobody
-reads one that no decision names. So an epoch that is run again reads what the epoch before left,
-and never what an attempt that failed has written.
+The state of a step is under `onceflow/keyed/<step>/` of the query: immutable runs, and a manifest
+for each epoch that lists the runs of its state. A decision names the manifests of its epoch, and
+onceflow reads no manifest that no decision names. So an epoch that is run again reads the state
+that the epoch before decided, and never files of an attempt that failed.
 
-1. place   where rows belong (Spark hashes the key), and which of them are late
+1. place   compute the place of each row (Spark hashes the key), and whether it is late
 2. run     one action: each task writes rows and a run of state, and describes them
-3. list    the manifest of the epoch: the runs of the attempts that Spark took, and the older ones
+3. list    write the manifest of the epoch: the runs of the attempts that Spark took, and older ones
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from onceflow.protocol.keyed_time import (
     partitions_seen,
     wake,
 )
-from onceflow.protocol.staging import not_seen_here, refuse_other_rows, set_for_writing
+from onceflow.protocol.staging import refuse_other_rows, set_for_writing, staging_differs
 from onceflow.spark.arrow_map import map_in_arrow
 from onceflow.spark.running_query import is_deterministic
 from onceflow.state.evolve import find_key_misfits, find_misfits
@@ -56,10 +56,10 @@ from onceflow.state.task import PLACE, REPORT, StepWork, run_task, store_schema
 from onceflow.store.posix import make_dirs
 
 FOLDER = "onceflow/keyed"
-_FEW = 10_000  # rows that are not worth a job of Spark to read
-_WRITTEN = re.compile(r"([0-9a-f]{8})-\d+-(\d+)-")  # lineage, epoch and term of who wrote it
+_FEW = 10_000  # rows: so few are read on the driver, without a job of Spark
+_WRITTEN = re.compile(r"([0-9a-f]{8})-\d+-(\d+)-")  # lineage, epoch and term of the writer
 _logger = logging.getLogger(__name__)
-_BATCH_ROWS = "65536"  # that Python is given at a time
+_BATCH_ROWS = "65536"  # in each batch that Spark gives to Python
 
 
 LateRows = tuple[tuple[Committable, ...], Callable[[], Any]]  # files; a function that reads them
@@ -67,7 +67,7 @@ LateRows = tuple[tuple[Committable, ...], Callable[[], Any]]  # files; a functio
 
 @dataclass(frozen=True)
 class KeyedResult:
-    """What the steps of one epoch have made, all of it staged."""
+    """The staged results of the keyed steps of one epoch."""
 
     rows: Any  # DataFrame
     late: Mapping[str, LateRows]  # by output
@@ -75,7 +75,7 @@ class KeyedResult:
 
 
 def files_of(folder: Path, decision: Decision) -> list[Path]:
-    """The files of keyed state after an epoch. `folder`: of the query."""
+    """The files of keyed state after an epoch. `folder`: that of the query."""
     found = []
     for name, previous in decision.keyed.items():
         manifest = manifest_of(folder, decision, name)
@@ -111,9 +111,9 @@ class KeyedRunner:
         gone = sorted(set(kept) - {step.name for step in self._steps})
         if gone:
             raise JobError(
-                f"{self._query.name} has state of keyed step {', '.join(gone)}, and the job has no "
-                "step of that name any more",
-                hint="call it so again (name=…), or start the job under another name",
+                f"{self._query.name} has state of keyed step {', '.join(gone)}, and the job no "
+                "longer has a step of that name",
+                hint="give the step that name again (name=…), or start the job under another name",
             )
         for step in self._steps:
             if step.name in kept:
@@ -126,7 +126,7 @@ class KeyedRunner:
             raise JobError(
                 f"keyed step {step.name!r} has state in {previous['groups']} key groups, and the "
                 f"job says {step.groups}",
-                hint=f"groups={previous['groups']}: their number is for the life of the state",
+                hint=f"use groups={previous['groups']}: the number cannot change for a state",
             )
         new = self._schema(step)
         wrong = find_key_misfits(arrow_schema(previous["schema"]["keys"]), new.keys)
@@ -135,14 +135,14 @@ class KeyedRunner:
             raise JobError(
                 f"the state of keyed step {step.name!r} does not fit what the job declares now:"
                 "\n  - " + "\n  - ".join(wrong),
-                hint="declare it as it was; a state of another type needs another name, and may "
-                "stand beside the old one until that is dropped",
+                hint="declare it as before; give a state of another type another name, and keep "
+                "the old one beside it as long as you need it",
             )
 
     # -------------------------------------------------------------- one epoch
 
     def run(self, batch: Any, context: EpochContext, last: Decision | None) -> KeyedResult:
-        """`last`: the decision before."""
+        """Run all steps of one epoch. `last`: the decision of the epoch before."""
         rows, fickle, late = batch, self._fickle, {}
         kept: dict[str, dict[str, Any]] = {}
         for number, step in enumerate(self._steps):
@@ -168,7 +168,7 @@ class KeyedRunner:
         context: EpochContext,
         place: Path,
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """What the decision says of the step, and what its tasks report."""
+        """Run one step; return its entry for the decision, and the reports of its tasks."""
         epoch, now = context.epoch, context.now
         watermark = previous.get("watermark")
         manifest = self._manifest(step, previous, context, place)
@@ -187,7 +187,7 @@ class KeyedRunner:
         # 2. run
         self._spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", _BATCH_ROWS)
         reports = self._run_tasks(placed, work)
-        if len(reports) != tasks:  # Spark saw that there are no rows, and ran none; timers are due
+        if len(reports) != tasks:  # without rows Spark runs no task, but timers may be due
             nothing = self._spark.createDataFrame([], rows.schema)
             reports = self._run_tasks(
                 self._partitioned(nothing, step, previous, tasks, narrow=False), work
@@ -195,7 +195,7 @@ class KeyedRunner:
         if len(reports) != tasks:
             raise PlanChanged(
                 f"keyed step {step.name!r}: {len(reports)} of {tasks} tasks ran in epoch {epoch}",
-                hint="the query is opened again; tell us if it comes again",
+                hint="onceflow opens the query again; report it if this happens again",
             )
         reach("keyed.ran", epoch=epoch)
         self._refuse_missing(step, reports)
@@ -222,12 +222,12 @@ class KeyedRunner:
 
     @staticmethod
     def _run_tasks(placed: Any, work: StepWork) -> list[dict[str, Any]]:
-        """What each task reports, of the attempt that Spark took."""
+        """The report of each task, from the attempt that Spark took."""
         found = map_in_arrow(placed, partial(_in_task, work), f"{REPORT} string").collect()
         return [json.loads(row[0]) for row in found]
 
     def set_wake(self, last: Decision | None) -> None:
-        """Say when an epoch is due, if no rows come."""
+        """Write the time at which an epoch is due even if no rows come."""
         if any(step.ticks for step in self._steps):
             from onceflow.protocol.ticks import set_wake
 
@@ -297,13 +297,13 @@ class KeyedRunner:
         return loaded.manifest
 
     def _refuse_missing(self, step: KeyedStep, reports: list[dict[str, Any]]) -> None:
-        """Before rows or state are read that tasks wrote where this driver does not see them."""
+        """Refuse the epoch if tasks wrote rows or state where this driver does not see them."""
         rows = [path for r in reports for path in (*r["files"], *r["late_files"])]
         runs = [r["run"] for r in reports] + [m["run"] for r in reports for m in r["merged"]]
         state = [self._folder(step) / Run.from_json(run).name for run in runs if run is not None]
         missing = [str(path) for path in (*rows, *state) if not os.path.exists(path)]
         if missing:
-            raise not_seen_here(
+            raise staging_differs(
                 f"keyed step {step.name!r}: its tasks wrote {len(rows) + len(state)} files, and "
                 f"this driver does not find {len(missing)} of them, such as {missing[0]}"
             )
@@ -312,9 +312,11 @@ class KeyedRunner:
         return self._query.folder / FOLDER / step.name
 
     def _stage_input(self, rows: Any, folder: Path) -> Any:
-        """Rows with a random column, as they are now. In the middle of the action of a step Spark
-        may compute some of them again, for a worker that was lost, when others that came out
-        differently are in the state already."""
+        """Stage input rows that are not deterministic, so that every task reads the same ones.
+
+        If Spark loses a worker in the middle of the action of a step, it computes some input rows
+        again; the first values of these rows may be in the state already.
+        """
         set_for_writing(self._spark)
         rows, observed = Observer(("input",), digest=False).batch(rows)
         rows.write.options(**COMMITTER).parquet(str(folder))
@@ -327,10 +329,9 @@ class KeyedRunner:
     def _partitioned(
         self, rows: Any, step: KeyedStep, previous: Mapping[str, Any], tasks: int, *, narrow: bool
     ) -> Any:
-        """The rows by task, each task's in the order of their places.
+        """The rows divided into tasks, and sorted by place in each task.
 
-        `narrow`: where Spark is to run one task at a time, one reads all of it and nothing is
-        shuffled.
+        `narrow`: one task reads all rows, and nothing is shuffled.
         """
         from pyspark.sql import functions as F
 
@@ -341,15 +342,15 @@ class KeyedRunner:
         small = ("byte", "short", "integer")  # so that they may become longs
         keys = (quoted(key) + "::long" * (kinds[key] in small) for key in step.by)
         added.append(F.expr(f"xxhash64({', '.join(keys)}) as {PLACE}"))
-        rows = rows.select("*", *added)  # at once: to build each plan takes longer than to run it
+        rows = rows.select("*", *added)  # one select: building a plan takes longer than running it
         task = F.expr(_task_of(PLACE, step.groups, tasks))
-        # By offset, too: so rows of a key come in the same order when an epoch is run again.
+        # Sort by offset, too: rows of a key have the same order when an epoch is run again.
         order = [F.col(quoted(column)) for column in step.order]
         placed = rows if narrow else rows.repartitionById(tasks, task)
         return placed.sortWithinPartitions(PLACE, *order)
 
     def _emitted(self, reports: list[dict[str, Any]], step: KeyedStep) -> Any:
-        """What the step emitted, as a DataFrame."""
+        """The rows that the step emitted, as a DataFrame."""
         from pyspark.sql.types import StructType
 
         schema = StructType.fromJson(json.loads(step.output))
@@ -358,14 +359,15 @@ class KeyedRunner:
             return self._spark.createDataFrame([], schema)
         if sum(report["out"] for report in reports) <= _FEW:
             table = pa.concat_tables([pq.ParquetFile(path).read() for path in files])
-            # Not as a relation whose rows the optimizer would compute itself, one by one, each time
-            # it comes by; and one partition need not be shuffled to be grouped.
+            # `coalesce` hides the rows from the optimizer, which would otherwise compute them one
+            # by one in each pass; and grouping needs no shuffle if there is one partition.
             few = self._spark.createDataFrame(table, schema)
             return few.coalesce(self._spark.sparkContext.defaultParallelism)
         return self._spark.read.schema(schema).options(**AS_WRITTEN).parquet(*files)
 
     def _late(self, step: KeyedStep, reports: list[dict[str, Any]], folder: Path) -> LateRows:
-        """The late rows of the attempts that count, moved to where no other attempt writes."""
+        """Move the late rows of the attempts that Spark took to a folder where no other attempt
+        writes."""
         folder.mkdir(parents=True)
         for report in reports:
             for file in report["late_files"]:
@@ -380,17 +382,17 @@ class KeyedRunner:
     def sweep(self, retained: Sequence[Decision], term: int) -> None:
         """Remove state that no retained decision names.
 
-        A driver that was paused here and wakes up after its successor knows nothing of what that
-        decided. So it leaves what newer terms wrote; and of what was there before, a successor
-        needs nothing that our own last decision does not name.
+        A driver that was paused here and wakes up does not know what its successor has decided. So
+        it leaves the files of newer terms. Of the older files, a successor needs only those that
+        our own last decision names.
         """
         root = self._query.folder / FOLDER
         for folder in root.iterdir() if root.is_dir() else ():
             previous = [d.keyed[folder.name] for d in retained if folder.name in d.keyed]
             try:
                 needed = self._needed(folder, previous)
-            except Damaged as error:  # then who knows what is needed
-                _logger.warning("nothing is swept: %s", error.message)
+            except Damaged as error:  # without the manifest the needed runs are not known
+                _logger.warning("keyed state is not swept: %s", error.message)
                 continue
             for path in folder.iterdir():
                 if path.name not in needed and self._is_ours(path.name, term):
@@ -410,7 +412,8 @@ class KeyedRunner:
         return needed
 
     def _is_ours(self, name: str, term: int) -> bool:
-        """Or of a term before, or of a lineage before. Not what somebody writes at this moment."""
+        """Is this file of our term, an older term or an older lineage? Newer terms may be writing
+        theirs at this moment."""
         found = _WRITTEN.match(name)
         if found is None:
             return False
@@ -418,7 +421,8 @@ class KeyedRunner:
 
 
 def _schema_entry(schema: StoreSchema, before: Mapping[str, str] | None) -> dict[str, str]:
-    """Also of states that were dropped: old runs have them, so no other may have their name."""
+    """The schema for the decision. It keeps states that were dropped: old runs have their columns,
+    so no new state of another type may take their names."""
     old = [] if before is None else list(arrow_schema(before["values"]))
     dropped = [field for field in old if field.name not in schema.values.names]
     values = pa.schema([*schema.values, *dropped])
@@ -426,7 +430,7 @@ def _schema_entry(schema: StoreSchema, before: Mapping[str, str] | None) -> dict
 
 
 def _task_of(place: str, groups: int, tasks: int) -> str:
-    """The task whose groups the place is in, in SQL; see `group_of` and `task_ranges`."""
+    """A SQL expression for the task that owns a place; see `group_of` and `task_ranges`."""
     high = f"shiftrightunsigned({place} ^ {-(1 << 63)}L, 32)"
     group = f"shiftrightunsigned({high} * {groups}, 32)"
     return f"cast((({group} + 1) * {tasks} - 1) div {groups} as int)"

@@ -1,7 +1,7 @@
-"""What an author declares with `flow.keyed`: steps with state of their own, one after the other.
+"""The declaration of keyed steps (`flow.keyed`): steps with state of their own, in a chain.
 
-Each step is an action of its own over what the step before it staged, so that its rows and its
-state are of one attempt of each task. `operators.py` runs them; this module loads no Arrow.
+Each step is an action of its own over the rows that the step before it staged, so that its rows and
+its state are of one attempt of each task. `keyed_runner.py` runs them; this module loads no Arrow.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 Change = Callable[["DataFrame"], "DataFrame"]
 GROUPS = 128
 NULL_KEYS = ("keep", "refuse")
-# What sources say about where a row stood; see `sources.Log` and `sources.Kafka`.
+# The columns with which `sources.Log` and `sources.Kafka` name the position of a row.
 _TOPIC, _PARTITION, _OFFSET = "_topic", "_partition", "_offset"
 
 
 @dataclass(frozen=True)
 class EpochContext:
-    """Which epoch it is."""
+    """The number, the time and the staging folder of an epoch."""
 
     epoch: int
     now: int  # microseconds
-    folder: Path  # where it stages
+    folder: Path
 
     @property
     def tag(self) -> str:
-        """Part of the name of whatever it writes."""
+        """A part of the name of every file that the epoch writes."""
         return self.folder.name
 
 
@@ -53,23 +53,23 @@ class KeyedStep:
     name: str
     process: KeyedProcess
     by: tuple[str, ...]
-    rows: str  # Spark's schema of what comes in
-    output: str  # and of what its process emits
+    rows: str  # Spark's schema of the input rows
+    output: str  # Spark's schema of the rows that the process emits
     event_time: str | None = None
     delay: int | None = None  # of the watermark, microseconds
-    idle: int | None = None  # a partition without rows for so long holds no watermark back
+    idle: int | None = None  # microseconds without rows after which a partition counts as idle
     order: tuple[str, ...] = ()  # columns: the partition of a row, and last its offset in it
     late: Sink | None = None
     null_keys: str = "keep"
     groups: int = GROUPS
     tasks: int | None = None
     initial: Path | None = None  # Parquet files with its state before the first epoch
-    clocks: Mapping[str, str] = field(default_factory=dict)  # of its timers
+    clocks: Mapping[str, str] = field(default_factory=dict)  # timer -> "event" or "processing"
     then: tuple[Change, ...] = ()
 
     @property
     def ticks(self) -> bool:
-        """Does it do anything when no rows come?"""
+        """Does the step have work to do even if no rows come?"""
         return bool(self.clocks) or self.idle is not None
 
     @property
@@ -79,27 +79,27 @@ class KeyedStep:
 
 @dataclass(frozen=True)
 class Keyed:
-    """What `flow.keyed` returns: write it, change it with `then`, or key it again.
+    """The result of `flow.keyed`: write it, change it with `then`, or key it again.
 
-    It is no DataFrame: its rows exist only inside an epoch, after the step has run.
+    It is not a DataFrame: its rows exist only inside an epoch, after the step has run.
     """
 
     df: DataFrame  # the stream that the first step reads
     steps: tuple[KeyedStep, ...]
-    schema: str  # of what comes out, as Spark's JSON
+    schema: str  # of the rows after the last step, as Spark's JSON
 
     def then(self, change: Change) -> Keyed:
-        """The rows of each epoch, changed by ordinary DataFrame code.
+        """Change the rows of each epoch with ordinary DataFrame code.
 
-        `change` is given a DataFrame (no stream) with the epoch's rows and returns another. It must
-        give the same rows whenever it is called with the same rows.
+        onceflow calls `change` with a DataFrame (not a stream) of the epoch's rows; it returns
+        another one. It must return the same rows whenever it is called with the same rows.
         """
         after = change(_empty(self.df.sparkSession, self.schema))
         if not hasattr(after, "schema") or getattr(after, "isStreaming", True):
             raise JobError(
                 f"then({getattr(change, '__name__', change)}) returns "
                 f"{type(after).__name__}, not a DataFrame of the epoch",
-                hint="return what you made of the DataFrame that it is given",
+                hint="return a DataFrame that is derived from the argument",
             )
         last = replace(self.steps[-1], then=(*self.steps[-1].then, change))
         return replace(
@@ -114,8 +114,8 @@ class Keyed:
         if name.startswith("_"):
             raise AttributeError(name)
         raise AttributeError(
-            f"what flow.keyed returns has no {name!r}: it is no DataFrame. Change its rows with "
-            f".then(lambda df: df.{name}(…))"
+            f"the result of flow.keyed has no {name!r}: it is not a DataFrame. Change its rows "
+            f"with .then(lambda df: df.{name}(…))"
         )
 
 
@@ -135,7 +135,7 @@ def keyed(
     tasks: int | None = None,
     initial: str | os.PathLike[str] | None = None,
 ) -> Keyed:
-    """One more step; see `Flow.keyed`."""
+    """Add a keyed step; see `Flow.keyed`."""
     from onceflow.contract.schema import arrow_schema, spark_schema
     from onceflow.state.process import KeyedProcess
     from onceflow.state.step import Step
@@ -203,14 +203,14 @@ def keyed(
 def _stream_schema(df: Any) -> str:
     if not getattr(df, "isStreaming", False):
         raise JobError(
-            "flow.keyed needs a streaming DataFrame, or what flow.keyed returned",
+            "flow.keyed needs a streaming DataFrame, or the result of flow.keyed",
             hint="begin with flow.read(…)",
         )
     stateful = stateful_operations(df)
     if stateful:
         raise JobError(
             f"flow.keyed reads a DataFrame for which Spark keeps state ({', '.join(stateful)})",
-            hint="write it to a log and read that in another query, or do it in a keyed step",
+            hint="write it to a log and read the log in another query, or use a keyed step for it",
         )
     return plain_schema(df.schema.jsonValue())
 
@@ -253,7 +253,7 @@ def _refuse_columns(
 
 
 def _order(known: dict[str, str]) -> tuple[str, ...]:
-    """Where the source has offsets, and nobody has dropped them on the way."""
+    """The columns with the offsets of the source, if the rows still have them."""
     if _PARTITION not in known or _OFFSET not in known:
         return ()
     return (*([_TOPIC] if _TOPIC in known else []), _PARTITION, _OFFSET)

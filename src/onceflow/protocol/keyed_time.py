@@ -1,6 +1,6 @@
-"""The time of a keyed step: which rows are late, how far the watermark is, and what is due when.
+"""The time of a keyed step: which rows are late, the watermark, and the times of the next timers.
 
-All of it stands in the decision of an epoch, so that the next one begins with it, whoever runs it.
+The decision of an epoch holds all of it, so that any driver can run the next epoch from there.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from onceflow.state.task import LATE, PART
 
 
 def lateness(step: KeyedStep, previous: Mapping[str, Any]) -> list[Any]:
-    """The columns PART and LATE. Is a row late? By what previous before it in its own partition, in
-    the order of offsets; so it does not matter how rows fall into epochs. Without offsets: by the
-    watermark."""
+    """The columns PART and LATE.
+
+    A row is late by comparison with the rows before it in its own partition, in the order of
+    offsets; so it does not depend on how rows are divided into epochs. Without offsets it is
+    compared with the watermark.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -32,7 +35,7 @@ def lateness(step: KeyedStep, previous: Mapping[str, Any]) -> list[Any]:
         named = [F.coalesce(F.col(quoted(p)).cast("string"), F.lit("")) for p in parts]
         part = F.to_json(F.array(*named)) if len(named) > 1 else named[0]
         ordered = Window.partitionBy(part).orderBy(quoted(offset))
-        # Rows of one offset (of an explode, say) do not judge each other.
+        # Rows with the same offset (of an explode, for example) are not compared with each other.
         numbered = columns(step.rows)[offset] in ("byte", "short", "integer", "long")
         between = ordered.rangeBetween if numbered else ordered.rowsBetween
         before = between(Window.unboundedPreceding, -1)
@@ -42,15 +45,15 @@ def lateness(step: KeyedStep, previous: Mapping[str, Any]) -> list[Any]:
             pairs = [F.lit(x) for name, latest in known.items() for x in (name, latest)]
             seen = F.greatest(seen, F.try_element_at(F.create_map(*pairs), part))
         own = seen - F.lit(step.delay)
-        # The watermark may be ahead of a partition that has not been read yet; that makes none of
-        # its rows late. Of one that was idle it does, for timers have not waited for it.
+        # The watermark may be ahead of a partition that has not been read yet; its rows are not
+        # late for that. With `idle` they are: timers did not wait for the idle partition.
         floor = own if step.idle is None else F.greatest(floor, own)
     return [part.alias(PART), F.coalesce(at < floor, F.lit(False)).alias(LATE)]
 
 
 def known_partitions(step: KeyedStep, previous: Mapping[str, Any]) -> Mapping[str, list[int]]:
-    """As `partitions_seen` left them; none if partitions are told by other columns now, which give
-    them other names: the old ones would hold the watermark back for ever."""
+    """The partitions as `partitions_seen` returned them. None of them if other columns name the
+    partitions now: those with old names would hold the watermark back forever."""
     same = previous.get("order", list(step.order)) == list(step.order)
     found: Mapping[str, list[int]] = previous.get("seen", {}) if same else {}
     return found
@@ -59,7 +62,7 @@ def known_partitions(step: KeyedStep, previous: Mapping[str, Any]) -> Mapping[st
 def partitions_seen(
     before: Mapping[str, list[int]], reports: list[dict[str, Any]], now: int
 ) -> dict[str, list[int]]:
-    """Partition -> its latest event time, and when rows came from it last."""
+    """Partition -> its latest event time, and the time when its last rows came."""
     found = {part: list(pair) for part, pair in before.items()}
     for report in reports:
         for part, latest in report["seen"].items():
@@ -71,8 +74,8 @@ def partitions_seen(
 def next_watermark(
     step: KeyedStep, seen: Mapping[str, list[int]], before: int | None, now: int
 ) -> int | None:
-    """No partition that is not idle has come further behind; it never goes back. If all are idle,
-    none of them holds it back."""
+    """The event time that every partition has reached, minus the delay. Idle partitions do not
+    count unless all are idle; then the furthest one does. The watermark never goes back."""
     if step.delay is None or not seen:
         return before
     awake = [latest for latest, at in seen.values() if step.idle is None or now - at < step.idle]
@@ -81,7 +84,7 @@ def next_watermark(
 
 
 def idle_at(step: KeyedStep, seen: Mapping[str, list[int]], now: int) -> int | None:
-    """When the next of the partitions that hold the watermark back will count as idle."""
+    """The time at which the next partition that holds the watermark back will count as idle."""
     if step.idle is None:
         return None
     furthest = max((latest for latest, _ in seen.values()), default=0)
@@ -96,8 +99,9 @@ def idle_at(step: KeyedStep, seen: Mapping[str, list[int]], now: int) -> int | N
 
 
 def wake(step: KeyedStep, previous: Mapping[str, Any] | None) -> int | None:
-    """When there is something to do: at once, if an event timer is behind the watermark."""
-    if previous is None:  # it may begin with timers that are due
+    """The time of the next epoch that this step needs: at once if an event timer is behind the
+    watermark."""
+    if previous is None:  # the initial state may have timers that are due
         return 0 if step.initial is not None and step.clocks else None
     times = [previous.get("idle_at")]
     for timer, at in previous.get("next", {}).items():

@@ -1,10 +1,10 @@
-"""Who leads a job on one machine, and with which term.
+"""The lease of a job: which driver leads it, and with which term.
 
-A term is taken by put-if-absent of `lease/<term>.json`, which names its holder; the highest one
-leads. Whether the holder lives is told by a lock on a file of its own, which the kernel lets go
-when the process ends. The lease keeps two drivers from working at once by accident. It is not
-what makes that safe: a paused driver wakes up with a lease it no longer has. The terms in the
-epoch log and in every ledger do that.
+A driver takes a term by put-if-absent of `lease/<term>.json`, which names its holder; the highest
+term leads. Each holder locks a file of its own, and the kernel releases the lock when the process
+ends: so others see whether it is alive. The lease keeps two drivers from working at the same time
+by accident. It does not make that safe: a paused driver may wake up after it has lost the lease.
+The terms in the epoch log and in every ledger make it safe.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Holder:
     term: int
     pid: int
     host: str
-    started: str  # of the process, so that a reused pid is not mistaken for it
+    started: str  # when the process began, so that a reused pid is not mistaken for it
     since: str
     lock: str
 
@@ -58,11 +58,11 @@ class Lease:
 
     @property
     def lock(self) -> str:
-        """The name of our lock, which no other start has: see `Holder.lock`."""
+        """The name of our lock file, unique for each start: see `Holder.lock`."""
         return self._lock
 
     def acquire(self, *, take_over: bool = False) -> None:
-        """Refuse while another driver leads; or end it, if that was asked for."""
+        """Refuse while another driver leads. With `take_over`, end that driver instead."""
         make_dirs(self.folder)
         holder = self.holder()
         if holder is not None and self.alive(holder):
@@ -74,7 +74,7 @@ class Lease:
             self._fd = self._try_lock()
 
     def _try_lock(self) -> int | None:
-        """None if a pruning driver took the new file for a dead one's: try again."""
+        """None if a driver that prunes took the new file for that of a dead driver: try again."""
         path = self.folder / self._lock
         fd = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
         with contextlib.suppress(OSError):
@@ -85,12 +85,12 @@ class Lease:
         return None
 
     def next_term(self, above: int) -> int:
-        """A term above every one seen, taken atomically."""
+        """Take a term above every term seen, atomically."""
         assert self._fd is not None
         while True:
             highest = self.holder()
             if highest is not None and highest != self._known:
-                raise self._held(highest)  # somebody was faster than us
+                raise self._held(highest)  # another driver was faster
             term = max(above, highest.term if highest else 0) + 1
             holder = Holder(
                 term, os.getpid(), host_name(), _started(os.getpid()), now(), self._lock
@@ -98,14 +98,14 @@ class Lease:
             if self._store.put_if_absent(_name(term), seal(_KIND, self.job, asdict(holder))):
                 break
         newest = self.holder()
-        if newest != holder:  # the name had been freed: we won nothing
+        if newest != holder:  # a newer driver had freed the name: we won nothing
             raise Fenced(f"job {self.job} is led by {newest}", hint="start again")
         self._known = holder
         self._prune(term)
         return term
 
     def holder(self) -> Holder | None:
-        """Who took the highest term, dead or alive."""
+        """The driver that took the highest term, dead or alive."""
         while True:
             terms = [_term(name) for name in self._store.list() if _term(name)]
             if not terms:
@@ -116,13 +116,14 @@ class Lease:
                 return Holder(**unseal(data, _KIND, self.job, where))
 
     def alive(self, holder: Holder) -> bool:
-        """A holder on another machine cannot be looked at: it counts as alive."""
+        """Is this driver alive? One on another machine cannot be checked and counts as alive."""
         return holder.host != host_name() or not self._dead(holder.lock)
 
     def _dead(self, lock: str, *, remove: bool = False) -> bool:
-        """Can the lock be had? Shared, so that two who look do not see each other."""
+        """Is the lock free? A shared lock, so that two processes that check do not see each
+        other."""
         try:
-            fd = os.open(self.folder / lock, os.O_RDONLY)  # whoever may read may look
+            fd = os.open(self.folder / lock, os.O_RDONLY)  # readers without write access check, too
         except FileNotFoundError:
             return True
         try:
@@ -149,7 +150,7 @@ class Lease:
         )
 
     def _end(self, holder: Holder) -> None:
-        """End the holder if we can. If not, the fence will do."""
+        """Kill the holder if we can. If we cannot, the fence shuts it out."""
         if holder.host != host_name() or holder.pid == os.getpid():
             return
         if holder.started and _started(holder.pid) != holder.started:

@@ -1,4 +1,4 @@
-"""What an author declares of a query."""
+"""The declaration of a query."""
 
 from __future__ import annotations
 
@@ -25,21 +25,23 @@ class QuerySpec:
     outputs: Mapping[str, Sink]
     mode: str = "append"
     by: str | None = None
-    on_bad: str | None = None  # the output of rows that their own cannot take
-    bad_only: bool = False  # no other rows go to that output: it has all columns of the rows
+    on_bad: str | None = None  # the output of rows that their own output cannot store
+    bad_only: bool = False  # that output gets no other rows: it has all columns of the rows
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of outputs with fewer
     keep_epochs: int = 100
-    guarantees: Mapping[str, Guarantee] = field(default_factory=dict)  # of outputs with another
-    sources: Mapping[str, Source] = field(default_factory=dict)  # of the job, as far as known
-    digests: bool = True  # is one taken of each epoch's rows?
-    looks_only: bool = False  # no source hears of it
-    code: str | None = None  # fingerprint of what the author of the job wrote
-    keyed: tuple[KeyedStep, ...] = ()  # steps between `df` and what is written
-    result: str | None = None  # the schema of what they make of it, as Spark's JSON
+    guarantees: Mapping[str, Guarantee] = field(
+        default_factory=dict
+    )  # of outputs with a weaker one
+    sources: Mapping[str, Source] = field(default_factory=dict)  # of the job, if onceflow made them
+    digests: bool = True  # take a digest of the rows of each epoch?
+    inspect_only: bool = False  # tell no source about its positions
+    code: str | None = None  # fingerprint of the author's code
+    keyed: tuple[KeyedStep, ...] = ()  # steps between `df` and the outputs
+    result: str | None = None  # the schema after these steps, as Spark's JSON
 
     @property
     def schema(self) -> str:
-        """Of the rows that are written, as Spark's JSON."""
+        """The schema of the rows that are written, as Spark's JSON."""
         return self.result or plain_schema(self.df.schema.jsonValue())
 
     @property
@@ -66,7 +68,7 @@ class QuerySpec:
         return self.guarantees.get(output, Guarantee.EXACTLY_ONCE)
 
     def facts(self, leader: Mapping[str, Any] | None) -> dict[str, Any]:
-        """What the fence of a start says of it. `leader`: what that of the last start said."""
+        """The facts that the fence of a start records. `leader`: the fence of the last start."""
         former = {**(leader or {}).get("former", {}), **(leader or {}).get("outputs", {})}
         return {
             "at": now(),
@@ -75,12 +77,12 @@ class QuerySpec:
             "spark": self.df.sparkSession.version,
             "code": self.code,
             "mode": self.mode,
-            # Outputs that drivers before had; a restore must know where their rows are.
+            # Outputs of earlier drivers: a restore must know where their rows are.
             "former": {name: of for name, of in former.items() if name not in self.outputs},
             "outputs": {
                 name: {"guarantee": self.guarantee(name), **sink.describe()}
                 for name, sink in self.outputs.items()
             },
-            # Of the job; which of them this query reads, its decisions say.
+            # All sources of the job; the decisions name those that this query reads.
             "sources": {name: source.origin() for name, source in self.sources.items()},
         }

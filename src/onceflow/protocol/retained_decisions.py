@@ -1,5 +1,6 @@
-"""Decisions that the epoch log has freed and that a savepoint still needs: to run the epochs after
-it once more with the boundaries that they had (`skip`).
+"""Decisions that the epoch log has freed but a savepoint still needs.
+
+A restore with `skip` runs the epochs after the savepoint once more with the same boundaries.
 
 <query>/onceflow/past/<first>-<last>.json    decisions of these epochs, oldest first
 """
@@ -24,7 +25,7 @@ class RetainedDecisions:
         self._query = query
 
     def keep(self, freed: list[Decision]) -> None:
-        """The log is about to free these: keep those that come after a savepoint."""
+        """Keep those of the decisions that follow a savepoint, before the log frees them."""
         needed = self._needed()
         kept = [d for d in freed if needed is not None and d.epoch > needed]
         if kept:
@@ -34,7 +35,7 @@ class RetainedDecisions:
             reach("past.kept")
 
     def sweep(self) -> None:
-        """Remove what no savepoint needs any more."""
+        """Remove decisions that no savepoint needs any longer."""
         names = self._names()
         needed = self._needed() if names else None
         for _, last, name in names:
@@ -42,7 +43,7 @@ class RetainedDecisions:
                 self._query.store.delete(f"{_FOLDER}/{name}")
 
     def after(self, epoch: int) -> list[Decision]:
-        """The decisions that are kept of the epochs after that one."""
+        """The kept decisions of epochs after `epoch`."""
         found = [d for _, last, name in self._names() if last > epoch for d in self._read(name)]
         return [decision for decision in found if decision.epoch > epoch]
 
@@ -54,7 +55,8 @@ class RetainedDecisions:
         return Holds(JobFolder(self._query.home, self._query.job)).needed_after(self._query)
 
     def _names(self) -> list[tuple[int, int, str]]:
-        """First and last epoch, and name; oldest first. Who was killed has some of them twice."""
+        """First epoch, last epoch and name of each file, oldest first. After a crash two files may
+        hold the same decision."""
         names = self._query.store.list(_FOLDER)
         parsed = [(re.fullmatch(r"(\d+)-(\d+)\.json", name), name) for name in names]
         return sorted((int(found[1]), int(found[2]), name) for found, name in parsed if found)
@@ -69,7 +71,7 @@ class RetainedDecisions:
 
 
 def sweep_all(folder: JobFolder) -> None:
-    """Of all lineages: a savepoint was deleted."""
+    """Sweep the retained decisions of all lineages, after a savepoint was deleted."""
     for lineage in folder.lineages():
         for query in folder.queries_of(lineage):
             RetainedDecisions(query).sweep()

@@ -1,4 +1,4 @@
-"""The positions of a query in its sources, and who is told of them."""
+"""The positions of a query in its sources: checked, recorded and reported to the sources."""
 
 from __future__ import annotations
 
@@ -12,45 +12,47 @@ from onceflow.protocol.home import Query, now
 
 
 class SourcePositions:
-    """The sources of one query, as far as the job knows them.
+    """The sources of one query that the job declared.
 
-    `end` is always what a decision says: source -> offset.
+    `end` is always that of a plan or a decision: source -> offset.
     """
 
     def __init__(
-        self, sources: Mapping[str, Source], query: Query, *, looks_only: bool = False
+        self, sources: Mapping[str, Source], query: Query, *, inspect_only: bool = False
     ) -> None:
-        self._sources = {} if looks_only else sources
-        self._looks_only = looks_only
+        self._sources = {} if inspect_only else sources
+        self._inspect_only = inspect_only
         self._query = query
         self._name = f"{query.job}/{query.name}"
 
     def check(self, end: Mapping[str, Any]) -> bool:
-        """Refuse to go on from there if rows behind it are gone. True: all sources have looked."""
-        looked = [source.check(offset) for source, offset in self._known(end)]
-        return bool(end) and len(looked) == len(end) and all(looked)
+        """Raise `OutOfRange` if rows behind these positions are gone. Return whether all sources
+        have checked it."""
+        checked = [source.check(offset) for source, offset in self._known(end)]
+        return bool(end) and len(checked) == len(end) and all(checked)
 
-    def which_are_gone(self, end: Mapping[str, Any], failure: OutOfRange) -> OnceflowError:
-        """A task misses rows; their source can say which, or that it is not so."""
+    def find_gone_rows(self, end: Mapping[str, Any], failure: OutOfRange) -> OnceflowError:
+        """Return the error to report when a task misses rows: their source may name the rows, or
+        find that none is missing."""
         try:
-            looked = self.check(end)
+            is_complete = self.check(end)
         except (OutOfRange, ServerSilent) as exact:
             return exact
-        if not looked:
+        if not is_complete:
             return failure
         return PlanChanged(
             f"Spark says: {failure.message}; but nothing is missing behind the last decision",
-            hint="the query is opened again",
+            hint="onceflow opens the query again",
         )
 
     def remember(self, end: Mapping[str, Any]) -> None:
-        """An epoch is planned up to there: what is new in its sources is kept."""
+        """Have the sources keep what is new in them: an epoch is planned up to `end`."""
         for source, offset in self._known(end):
             source.remember(offset)
 
     def hold(self, end: Mapping[str, Any], oldest: Mapping[str, Any]) -> None:
-        """Tell the logs that are read which rows this query may still go back to."""
-        if self._looks_only:
+        """Tell the logs that this query reads to which rows it may still go back."""
+        if self._inspect_only:
             return
         query = self._query
         hold_offsets(
@@ -62,7 +64,7 @@ class SourcePositions:
             source.published(self._name, offset)
 
     def settle(self, end: Mapping[str, Any]) -> None:
-        """The job ends: what `published` left for later is done now, or never."""
+        """Have the sources do now what `published` left for later: the job ends."""
         for source, _ in self._known(end):
             source.settle()
 

@@ -1,22 +1,22 @@
 """Stage the rows of an epoch where no reader sees them, in one Spark action.
 
-Spark's own Parquet writer does it: it stays in the JVM and picks the winning task attempts, the
-same attempts whose state counts. It is given the plan of the epoch itself where rows need no column
-of ours, which saves a copy of each. Several outputs share the action; an integer column says which
-output a row goes to. (Partitioning by the user's own string would turn "" into null.)
+Spark's own Parquet writer stages them: rows stay in the JVM, and Spark picks the winning task
+attempts, the same attempts whose state counts. If the rows need no column of ours, the writer runs
+the plan of the epoch itself, which saves one copy of each row. Several outputs share the action; an
+integer column says which output a row goes to. (Partitioning by the user's own string would turn ""
+into null.)
 
-A small epoch is collected instead, which takes a third of the time, and written by the driver: the
-result of a task is that of its first attempt to succeed, and so is its state.
+The driver collects and writes a small epoch itself, which takes a third of the time: the result of
+a task is that of its first attempt to succeed, and so is its state.
 
 The plan counts the rows of each output on the way (`contract/observation.py`). Staged files that
-hold another number of rows are refused before anything is decided on them: a task that ran on a
-machine where the staging folder is another folder leaves no file, and no error.
+hold another number of rows are refused before anything is decided on them: if the staging folder of
+a worker is another folder than the driver's, its task leaves no file here, and no error.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import re
 import shutil
@@ -32,8 +32,6 @@ from onceflow.contract.observation import Observed
 from onceflow.contract.schema import (
     arrow_schema,
     columns,
-    leaf_types,
-    nested_twice,
     quoted,
     selected,
 )
@@ -58,14 +56,14 @@ from onceflow.store.posix import translate_disk_full
 _logger = logging.getLogger(__name__)
 _ROUTE = "_onceflow_route"
 _NOWHERE = -1
-_SMALL_ROWS, _SMALL_BYTES = 25_000, 4_000_000  # of the epoch before; then the next may be as small
-_SMALL_IN_MEMORY = 32_000_000  # bytes; a file is compressed
-_GROWS = 4  # times as much input as in the epoch before is no longer expected to be small
-_SMALL_STATE = 50_000  # rows: all windows of a query may close in one epoch
+_SMALL_ROWS, _SMALL_BYTES = 25_000, 4_000_000  # limits for the epoch before
+_SMALL_IN_MEMORY = 32_000_000  # bytes of that epoch as Arrow; a file is compressed
+_GROWS = 4  # an epoch with more than so many times the input of the one before is not small
+_SMALL_STATE = 50_000  # rows of state: all windows of a query may close in one epoch
 _SETTINGS = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.maxConcurrentOutputFileWriters": "16",
-    # Not as in the Julian calendar, which pyarrow and other readers know nothing of.
+    # pyarrow and other readers do not know the Julian calendar.
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
 }
@@ -82,7 +80,7 @@ _WIDTHS = {
 
 
 class Stager:
-    """Stages one epoch after the other for the outputs of a query."""
+    """Stages the epochs of one query for its outputs."""
 
     def __init__(
         self,
@@ -94,8 +92,8 @@ class Stager:
         *,
         bad_only: bool = False,
     ) -> None:
-        """`columns_of`: the columns of outputs that do not have all. `on_bad`: the output of rows
-        that their own cannot take; `bad_only`: it gets no others."""
+        """`columns_of`: the columns of outputs that do not get all. `on_bad`: the output that gets
+        rows which their own output cannot store; `bad_only`: it gets no other rows."""
         self._outputs = outputs
         self.routes = {n: s for n, s in outputs.items() if not (bad_only and n == on_bad)}
         self._columns_of = columns_of or {}
@@ -104,7 +102,7 @@ class Stager:
         self._schema = schema
         self._bytes_per_row = float(sum(_WIDTHS.get(t, 8) for t in columns(schema).values()))
         self._last: tuple[int, int, int] | None = None  # rows, bytes and input of the epoch before
-        self._in_memory = 0  # bytes of the last one that was collected
+        self._in_memory = 0  # bytes of the last epoch that the driver collected
 
     def stage(
         self,
@@ -114,9 +112,11 @@ class Stager:
         observed: Callable[[], Observed],
         running: RunningQuery | None = None,
     ) -> dict[str, tuple[Committable, ...]]:
-        """Run the one action over `batch`; output -> what it staged. `observed` returns what that
-        action observed. `running`: whose plan it is, if it is the plan of a query. All that is
-        written has the name of `folder` in its own."""
+        """Run the one action over `batch` and return the staged files of each output.
+
+        `observed` returns what that action observed. `running`: the query, if `batch` is its plan
+        unchanged. The name of every file that is written contains the name of `folder`.
+        """
         self._refuse_folders_for_unfit()
         spark, rows, tag = batch.sparkSession, self._with_routes(batch), folder.name
         if self._is_small(load):
@@ -152,7 +152,8 @@ class Stager:
         return staged
 
     def _is_small(self, load: Load) -> bool:
-        """Unknown is not small: the first epoch of a driver may have to catch up."""
+        """Is this epoch expected to be small? The first one of a driver is not: it may have to
+        catch up."""
         if self._last is None:
             return False
         rows, size, before = self._last
@@ -167,7 +168,7 @@ class Stager:
 
     @cached_property
     def _is_collectable(self) -> bool:
-        """Can the rows come to the driver as Arrow?"""
+        """Does Arrow have a type for every column?"""
         try:
             arrow_schema(self._schema)
         except JobError:
@@ -199,9 +200,9 @@ class Stager:
     def _make_folder(self, folder: Path, root: Path) -> None:
         if "\0" in str(folder):
             raise BadRows(
-                f"a value of {folder.name.replace(chr(0), '?')!r} has a null character in it, and "
-                "no folder can be called so",
-                hint="take it out before the write: F.translate(column, chr(0), '')",
+                f"a value of {folder.name.replace(chr(0), '?')!r} has a null character in it, "
+                "which the name of a folder cannot have",
+                hint="remove it before the write: F.translate(column, chr(0), '')",
             )
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -223,9 +224,9 @@ class Stager:
             try:
                 rows.write.options(**options).partitionBy(*folders).parquet(str(root))
             except (Py4JError, PySparkException) as error:
-                # Of a folder whose name is too long Spark says only that it could not be made.
-                said = r"Mkdirs failed to create (.*?)(?: \(exists=|$)"
-                if failed := re.search(said, str(error), re.MULTILINE):
+                # If the name of a folder is too long, Spark says only that it cannot create it.
+                message = r"Mkdirs failed to create (.*?)(?: \(exists=|$)"
+                if failed := re.search(message, str(error), re.MULTILINE):
                     self._refuse_long_folder(failed[1], root)
                 raise
         elif running is None:
@@ -236,8 +237,8 @@ class Stager:
             self._narrow(self._roots(root))
 
     def _narrow(self, roots: Mapping[str, Path]) -> None:
-        """Leave in the files of each output the columns that it has. A row that its output cannot
-        take is set apart before, with all its columns."""
+        """Keep in the files of each output only the columns that it gets. Rows that their output
+        cannot store must be set apart before, with all their columns."""
         for name, names in self._columns_of.items():
             keep_columns(roots[name], names)
 
@@ -250,13 +251,14 @@ class Stager:
 
     @property
     def _rolls(self) -> list[int]:
-        """The sizes at which outputs begin a new file."""
+        """The file sizes at which outputs begin a new file."""
         sinks = (sink for sink in self._outputs.values() if isinstance(sink, CanPartition))
         return [sink.roll_bytes for sink in sinks if sink.roll_bytes]
 
     @property
     def _by_columns(self) -> int:
-        """A sink may know only when it was fenced: a log says itself what its key is."""
+        """The number of folder columns. Read it late: some sinks, such as a log, read their key
+        from the target when they are fenced."""
         return max((len(partition_names(sink)) for sink in self._outputs.values()), default=0)
 
     def _schema_of(self, output: str) -> str:
@@ -281,8 +283,8 @@ class Stager:
             for number, sink in enumerate(self._outputs.values()):
                 if isinstance(sink, CanPartition) and i < len(sink.by):
                     text = sink.by_columns()[i].cast("string")
-                    # These share a folder with null; as values of their own they would share a
-                    # file with it, too. The files keep the column, so nothing is lost.
+                    # Spark puts these values into the folder of null. As values of their own they
+                    # would share a file with null, too. The files keep the column: nothing is lost.
                     text = F.when(~text.isin("", NULL_FOLDER), text)
                     mine = F.col(_ROUTE) == F.lit(number) if self._routed else F.lit(True)
                     folder = F.when(mine, text).otherwise(folder)
@@ -290,7 +292,7 @@ class Stager:
         return rows
 
     def _roots(self, rows: Path) -> dict[str, Path]:
-        """Output -> where its rows are staged."""
+        """Output -> the folder of its staged rows."""
         roots = dict.fromkeys(self.routes, rows)
         if self._routed:
             roots = {name: rows / f"{_ROUTE}={n}" for n, name in enumerate(self.routes)}
@@ -306,8 +308,8 @@ class Stager:
         scratch: Path,
         expected: dict[str, int],
     ) -> None:
-        """Move rows that their sink can never take to output `to`, and expect them there. Nothing
-        is decided yet."""
+        """Move the rows that their sink can never store to output `to`, and expect them there.
+        Nothing is decided yet."""
         for name, sink in self._outputs.items():
             if name == to or not isinstance(sink, CanRefuseRows):
                 continue
@@ -329,7 +331,7 @@ class Stager:
                 _logger.warning("%d rows for output %s go to %s: %s", count, name, to, reasons[0])
 
     def _as_published(self, output: str, file: Committable, scratch: Path) -> Committable:
-        """The file with no columns but those that the output has."""
+        """A copy of the file with only the columns that the output gets."""
         if output not in self._columns_of:
             return file
         folder = scratch / uuid.uuid4().hex
@@ -374,16 +376,16 @@ class Stager:
 def refuse_other_rows(
     whose: str, observed: int, files: Sequence[Committable], folder: Path
 ) -> None:
-    """`StagingDiffers` unless the staged files hold as many rows as Spark observed."""
+    """Raise `StagingDiffers` unless the staged files hold as many rows as Spark observed."""
     rows = sum(file.rows for file in files)
     if rows != observed:
-        raise not_seen_here(
+        raise staging_differs(
             f"{whose}: Spark counted {observed:,} rows, and the files that this driver finds under "
             f"{folder} hold {rows:,}"
         )
 
 
-def not_seen_here(what: str) -> StagingDiffers:
+def staging_differs(what: str) -> StagingDiffers:
     return StagingDiffers(
         f"{what}; nothing of this epoch is decided",
         hint="put the home on a file system that the driver and every worker see at the same path, "
@@ -392,64 +394,14 @@ def not_seen_here(what: str) -> StagingDiffers:
 
 
 def set_for_writing(spark: Any) -> None:
-    """Parquet as every reader knows it, whatever the session says."""
+    """Set how Parquet is written: readable for every reader, whatever the session is set to."""
     for name, value in _SETTINGS.items():
         spark.conf.set(name, value)
-        # Tasks read it here; what the session says is put here before an epoch begins.
+        # Tasks read local properties; Spark copies the session's settings there before an epoch.
         spark.sparkContext.setLocalProperty(name, value)
 
 
 def _folder_columns(names: list[str]) -> list[str]:
-    """The columns that `_with_routes` added: each makes folders and stands in no file."""
+    """The columns that `_with_routes` added: each becomes a level of folders, not a column of the
+    files."""
     return [name for name in names if name.startswith((_ROUTE, _BY))]
-
-
-def refuse_columns(
-    schema: str,
-    outputs: Mapping[str, Sink],
-    by: str | None,
-    columns_of: Mapping[str, Sequence[str]] | None = None,
-) -> None:
-    """Say before the query starts what could not be staged later."""
-    names = [field["name"] for field in json.loads(schema)["fields"]]
-    lowered = [name.lower() for name in names]
-    twice = sorted({name for name in names if lowered.count(name.lower()) > 1})
-    if twice:
-        raise JobError(
-            f"column {', '.join(twice)} is there twice", hint="rename one with .alias(…)"
-        )
-    ours = [name for name in names if name.lower().startswith("_onceflow_")]
-    if ours:
-        raise JobError(f"column {', '.join(ours)} has a name that onceflow uses", hint="rename it")
-    kinds = columns(schema)
-    inside = nested_twice(schema)
-    if inside:
-        raise JobError(f"a struct has field {', '.join(inside)} twice", hint="rename one")
-    untyped = [
-        f"{name} ({kinds[name]})"
-        for name, leaves in leaf_types(schema).items()
-        if any(leaf == "void" or "interval" in leaf for leaf in leaves)
-    ]
-    if untyped or not names:
-        raise JobError(
-            f"column {', '.join(untyped) or '(none)'} cannot be written to a file",
-            hint="cast it: F.lit(None).cast('string')",
-        )
-    if len(outputs) > 1:
-        if by is None:
-            raise JobError(
-                "several outputs need by=: the column that names each row's output",
-                hint='flow.write(name, df, to={"valid": …, "rejected": …}, by="outcome")',
-            )
-        if columns(schema).get(by) != "string":
-            raise JobError(f"by={by!r} must be a string column of the rows", hint="add or cast it")
-    for output, chosen in (columns_of or {}).items():
-        missing = [name for name in chosen if name not in kinds]
-        if missing or not chosen or len(set(chosen)) != len(chosen):
-            raise JobError(
-                f"columns= of output {output!r}: the rows have no column {', '.join(missing)}"
-                if missing
-                else f"columns= of output {output!r} names none, or one twice",
-                hint=f"the rows have {', '.join(names)}",
-            )
-        arrow_schema(selected(schema, chosen))  # these are taken out of the files by Arrow

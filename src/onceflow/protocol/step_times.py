@@ -1,8 +1,8 @@
-"""How long each step of the last epochs took and how many rows went in: kept for people to look at.
+"""Times of the steps of the last epochs and their numbers of rows, for people.
 
-`onceflow/times.jsonl` of a query has a line for each epoch that was published, with when it began,
-and one more when Spark has reported on it. Nothing depends on it: it is not made durable, and what
-a crash takes is not written again.
+`onceflow/times.jsonl` of a query has one line for each published epoch, with the time it began, and
+another one when Spark has reported on it. Nothing depends on this file: it is not fsynced, and
+lines that a crash loses are not written again.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _STEPS = {
     "epoch.decided": "decide", "epoch.published": "publish", "epoch.swept": "sweep",
 }  # fmt: skip
 TO_PUBLISHED = tuple(_STEPS.values())[:-1]
-# Seconds; the upper ends of the classes in which times to committed are counted.
+# Seconds: the upper bounds of the histogram of the time until an epoch is published.
 CLASSES = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
 @dataclass
 class Sums:
-    """Of all epochs of one driver, in seconds. Only grow."""
+    """Sums over all epochs of one driver, in seconds. They only grow."""
 
     steps: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_STEPS.values(), 0.0))
     epochs: int = 0
     to_published: float = 0.0
-    classes: list[int] = field(default_factory=lambda: [0] * len(CLASSES))  # at most so long
+    classes: list[int] = field(default_factory=lambda: [0] * len(CLASSES))  # cumulative counts
 
     def add(self, took: dict[str, float]) -> None:
         for step, ms in took.items():
@@ -59,7 +59,7 @@ class Sums:
 
 class Reports(Protocol):
     def report(self, epoch: int) -> dict[str, Any] | None:
-        """What Spark says of an epoch, if it has finished it and still knows."""
+        """Spark's report on an epoch, if Spark has finished the epoch and still has the report."""
 
 
 class StepTimes:
@@ -72,20 +72,20 @@ class StepTimes:
         self._took: dict[str, float] = {}
         self.sums = Sums()
         self._unreported: deque[int] = deque(maxlen=3)
-        self._asking = threading.Lock()  # the end of an epoch and that of the job may meet
+        self._asking = threading.Lock()  # an epoch and the job may end at the same time
 
     def begin(self, epoch: int) -> None:
         self._epoch, self._at, self._took, self._began = epoch, time.monotonic(), {}, now()
 
     def passed(self, point: str) -> None:
-        """A fault point, which stands at the end of a step."""
+        """Note the time at a fault point that ends a step."""
         if point in _STEPS:
             at = time.monotonic()
             self._took[_STEPS[point]] = round((at - self._at) * 1000, 1)
             self._at = at
 
     def end(self, running: Reports | None) -> None:
-        """The epoch is published and swept. Spark reports on it a moment later."""
+        """Write the times of the epoch. Spark reports on it a moment later."""
         with self._asking:
             self._unreported.append(self._epoch)
         self._write({"epoch": self._epoch, "at": self._began, "ms": self._took})
@@ -93,14 +93,14 @@ class StepTimes:
         self.ask(running)
 
     def ask(self, running: Reports | None) -> None:
-        """Write what Spark has reported since."""
+        """Write Spark's reports on the epochs that it has not reported on before."""
         with self._asking:
             self._ask(running)
 
     def _ask(self, running: Reports | None) -> None:
         for epoch in list(self._unreported):
             found = None
-            with contextlib.suppress(Exception):  # Spark may be going: that is noticed elsewhere
+            with contextlib.suppress(Exception):  # Spark may be shutting down: others report that
                 found = None if running is None else running.report(epoch)
             if found is not None:
                 self._unreported.remove(epoch)
@@ -127,7 +127,7 @@ class StepTimes:
 
 
 def read_times(folder: Path) -> dict[int, dict[str, Any]]:
-    """Epoch -> what is known of it."""
+    """Epoch -> the facts from all its lines."""
     found: dict[int, dict[str, Any]] = {}
     for text in _lines(folder / _FILE):
         with contextlib.suppress(ValueError, KeyError, TypeError):  # half a line, after a crash

@@ -1,10 +1,11 @@
-"""A stream without rows that moves when something is due: an epoch for timers on an idle stream.
+"""A stream without rows whose offset moves when a timer is due, so that Spark runs an epoch even if
+no rows come.
 
-Spark runs an epoch when a source has something new. The driver writes down when the next timer is
-due (`set_wake`, after each epoch and before Spark starts); when that time has come, this source
-says that it has moved on. It says so until the driver, with the next epoch, writes another time.
+Spark runs an epoch when a source has a new offset. The driver writes the time of the next timer to
+a file (`set_wake`, after each epoch and before Spark starts). From that time on this source reports
+a new offset, until the driver writes another time with the next epoch.
 
-This module needs PySpark to be imported; it is imported when a stream is made.
+This module imports PySpark, so other modules import it only when they build a stream.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ NAME = "onceflow_ticks"
 
 
 def with_ticks(df: Any, path: Path) -> Any:
-    """The same rows, and an epoch when the time in the file at `path` has come."""
+    """Add the ticks to a stream: the same rows, and an epoch at the time in the file `path`."""
     from onceflow.spark.running_query import register_data_source
 
     spark = df.sparkSession
@@ -37,7 +38,7 @@ def with_ticks(df: Any, path: Path) -> Any:
 
 
 def set_wake(path: Path, at: int | None) -> None:
-    """`at`: microseconds; None: nothing is due until rows come."""
+    """Write the time of the next timer in microseconds; None if none is due until rows come."""
     part = path.with_suffix(".part")
     part.write_text(json.dumps({"at": at}))
     os.replace(part, path)
@@ -60,7 +61,7 @@ class TickReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"tick": 0}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What is due when all rows are read still comes."""
+        """Nothing to prepare: a timer that is due after all rows are read still gets its epoch."""
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadAllAvailable()

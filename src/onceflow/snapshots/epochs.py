@@ -94,11 +94,11 @@ class RestorableRange:
 def restorable_range(query: Query) -> RestorableRange | None:
     """The retained epochs of a query, or None."""
     planned, log = ReadCheckpoint(query.folder).planned(), query.epoch_log()
-    oldest = log.ends(0)
+    oldest = log.decisions_around(0)
     if not planned or oldest is None:
         return None
     followed = oldest[0].epoch + 1 if oldest[0].epoch else 0  # as in `decisions`
-    ends = log.ends(max(planned[0], followed))
+    ends = log.decisions_around(max(planned[0], followed))
     if ends is None or ends[0].epoch > ends[1].epoch:
         return None
     first, last = ends

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.protocol.epoch_log import Decision
-from onceflow.protocol.home import JobFolder, Query, chosen
+from onceflow.protocol.home import JobFolder, Query, select_jobs
 from onceflow.snapshots import shapes
 from onceflow.snapshots.epochs import restorable_decisions, restorable_range
 from onceflow.snapshots.savepoint import Savepoint
@@ -23,7 +23,7 @@ def find_savepoint(home: str | os.PathLike[str], job: str, savepoint: str) -> Sa
         found = Savepoint.at(Path(savepoint))
         found.refuse_other_job(job)
         return found
-    return Savepoints(chosen(home, job)[0]).find(savepoint)
+    return Savepoints(select_jobs(home, job)[0]).find(savepoint)
 
 
 def savepoint_summary(savepoint: Savepoint) -> SavepointSummary:

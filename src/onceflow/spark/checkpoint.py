@@ -30,7 +30,7 @@ def parse_offsets(text: str, where: str) -> tuple[dict[str, Any], dict[str, Any]
     if re.fullmatch(r"v\d+", lines[0]) and lines[0] != "v2":
         raise CheckpointRefused(
             f"{where} has offset log format {lines[0]}: sources are not named in it",
-            hint="it was made with weaker settings; start the job under a new home",
+            hint="it was written with weaker settings; start the job under a new home",
         )
     try:
         if lines[0] != "v2":
@@ -46,7 +46,7 @@ def parse_offsets(text: str, where: str) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def advance_watermark(offsets: str, watermark: int, time_ms: int) -> str | None:
-    """The entry of the epoch without data that follows; None if the watermark did not move."""
+    """The offsets entry of the epoch without data; None if the watermark did not move."""
     head, metadata, *rest = offsets.split("\n")
     fields = json.loads(metadata)
     if watermark <= fields["batchWatermarkMs"]:
@@ -69,7 +69,7 @@ class Checkpoint:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._stores: dict[Path, list[Path]] = {}
-        self._durable: dict[Path, set[Path]] = {}  # the snapshots that were named
+        self._durable: dict[Path, set[Path]] = {}  # snapshots that `new_snapshots` has returned
 
     # .............................................................. identity
 
@@ -109,7 +109,7 @@ class Checkpoint:
 
     def drop_offsets_above(self, epoch: int) -> list[int]:
         above = [n for n in numbers_in(self.root / "offsets") if n > epoch]
-        for n in sorted(above, reverse=True):  # Spark wants no gap, should we be killed here
+        for n in sorted(above, reverse=True):  # Spark refuses a gap, which a crash here could leave
             remove(self.root / "offsets" / str(n))
         return above
 
@@ -122,7 +122,7 @@ class Checkpoint:
     # .............................................................. the file source's own log
 
     def source_entries(self, start: dict[str, Any], end: dict[str, Any]) -> SourceEntries:
-        """For each file source the log entries of the range, verbatim."""
+        """The log entries of the range for each file source, verbatim."""
         found: SourceEntries = {}
         for name, offset in end.items():
             if not is_file_offset(offset):
@@ -136,7 +136,7 @@ class Checkpoint:
     def epoch_files(
         self, epoch: int, end: dict[str, Any], state: dict[str, list[list[str]]]
     ) -> list[Path]:
-        """All that Spark wrote for this epoch and that must survive a power cut."""
+        """All files that Spark wrote for this epoch and that must survive a power cut."""
         sources = [
             path
             for name, offset in end.items()
@@ -146,8 +146,8 @@ class Checkpoint:
         return [self.root / "offsets" / str(epoch), *sources, *self.state_files(epoch, state)]
 
     def new_snapshots(self, files: list[Path]) -> list[Path]:
-        """Snapshots that these files of state may stand on, unless they were named before: Spark
-        writes them behind the epochs, and removes old ones."""
+        """Snapshots that these state files may need, except those that an earlier call returned:
+        Spark writes snapshots after the epochs, and removes old ones."""
         found = []
         for store in {path.parent for path in files if path.is_relative_to(self.root / "state")}:
             known = self._durable.get(store, set())
@@ -165,7 +165,7 @@ class Checkpoint:
         compact_interval: int,
         check: Callable[[], object],
     ) -> None:
-        """Make the file sources' logs say what the decisions say, and nothing beyond.
+        """Make the logs of the file sources agree with the decisions, and remove later entries.
 
         `check`: as in `clear`.
         """
@@ -184,10 +184,11 @@ class Checkpoint:
     # .............................................................. state
 
     def clear(self, check: Callable[[], object]) -> None:
-        """Nothing is decided. Spark refuses to begin beside anything, be it half a file.
+        """Empty the checkpoint: nothing is decided, and Spark refuses to begin beside old files,
+        even a partial one.
 
-        `check` raises if somebody leads after us. What was there before it is of drivers before
-        us, and only that is removed: we may be paused here while a successor works.
+        `check` raises if a newer driver leads. Files that exist before the check are of earlier
+        drivers, and only these are removed: we may be paused here while a successor works.
         """
         seen = [
             (path, identity_of(path))
@@ -196,7 +197,7 @@ class Checkpoint:
         ]
         check()
         for path, identity in seen:
-            with contextlib.suppress(OSError):  # it is gone, or a folder with something new in it
+            with contextlib.suppress(OSError):  # it is gone, or a folder with new files in it
                 if path.is_dir():
                     path.rmdir()
                 elif identity_of(path) == identity:
@@ -206,7 +207,7 @@ class Checkpoint:
                 (self.root / name).rmdir()
 
     def state_files(self, epoch: int, state: dict[str, list[list[str]]]) -> list[Path]:
-        """The files in which this epoch's state ids live; `CheckpointRefused` if one is gone."""
+        """The files of this epoch's state ids; `CheckpointRefused` if one is missing."""
         found = []
         for operator, partitions in state.items():
             for partition, ids in enumerate(partitions):

@@ -1,8 +1,8 @@
 """An archive of Spark's classes (Java's class data sharing), with which Spark starts twice as fast.
 
-Sessions start from it if ONCEFLOW_CLASS_ARCHIVE names it; `onceflow.cli.class_archive` makes one.
-Java checks that it is of this Java and of these jars, and ignores it if it is not: a stale archive
-costs time and nothing else.
+Sessions use it if ONCEFLOW_CLASS_ARCHIVE names it; `onceflow.cli.class_archive` makes one. Java
+checks that the archive belongs to this Java and these jars, and ignores it otherwise: a stale
+archive costs only time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 
 
 def java_options() -> str:
-    """What a JVM of Spark's is started with to use the archive; nothing if there is none."""
+    """The JVM options with which Spark uses the archive; "" if there is none."""
     path = os.environ.get(ARCHIVE, "")
     blank = any(map(str.isspace, path))  # Spark splits the options at blanks
     if not path or blank or not Path(path).is_file():

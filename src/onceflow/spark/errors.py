@@ -1,4 +1,4 @@
-"""What Spark raises, in one line that a person can read."""
+"""Errors of Spark, in one readable line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _LONGEST = 600
 
 
 def readable(error: BaseException) -> str:
-    """One line: what it is and what it says, without plans and stacks."""
+    """The type and the message of the error in one line, without plans and stack traces."""
     java = getattr(error, "java_exception", None)
     text = str(java.toString()) if java is not None else str(error)
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")

@@ -1,4 +1,4 @@
-"""The log that Spark's file source keeps of the files it has seen, under `sources/<name>/`."""
+"""The log of Spark's file source: the files that it has seen, under `sources/<name>/`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SourceEntries = dict[str, dict[str, list[str]]]
 
 
 def is_file_offset(offset: Any) -> bool:
-    """Does this offset only point into the source's own log under `sources/`?"""
+    """Is this the offset of a file source, a number in its own log under `sources/`?"""
     return isinstance(offset, dict) and set(offset) == {"logOffset"}
 
 
@@ -36,7 +36,7 @@ class SourceLog:
                 return [line for line in self._lines(name) if _batch(line) == number]
         raise PlanChanged(
             f"{self.folder / str(number)} is missing",
-            hint="start the job again: it is planned anew",
+            hint="start the job again: Spark plans the epoch again",
         )
 
     def up_to(self, last: int) -> list[str]:
@@ -53,7 +53,7 @@ class SourceLog:
         return lines
 
     def rewrite(self, lines: list[str], interval: int = 10) -> None:
-        """A log that says just this, where there was none."""
+        """Write a new log with these entries."""
         wanted: dict[int, list[str]] = {}
         for line in lines:
             wanted.setdefault(_batch(line), []).append(line)
@@ -72,8 +72,8 @@ class SourceLog:
         interval: int,
         check: Callable[[], object],
     ) -> None:
-        """Entries 0 to `last` are whole and say what is wanted; of those above, the ones that
-        were there when `check` found us leading are gone."""
+        """Make entries 0 to `last` complete and equal to `wanted`. Remove the entries above that
+        existed when `check` found us leading."""
         above = [self.folder / name for name in names_in(self.folder) if number_of(name) > last]
         seen = [(path, identity_of(path)) for path in above]
         check()
@@ -98,10 +98,10 @@ class SourceLog:
             have.setdefault(_batch(line), []).append(line)
         wrong: list[int] = []
         for number in numbers:
-            there = have.get(number, [])
-            if number in wanted and sorted(there) != sorted(wanted[number]):
+            existing = have.get(number, [])
+            if number in wanted and sorted(existing) != sorted(wanted[number]):
                 wrong.append(number)
-            elif number not in wanted and not there:
+            elif number not in wanted and not existing:
                 raise self._lost(number, name)
         if wrong:
             gone = set(wrong)
@@ -111,7 +111,7 @@ class SourceLog:
             self._write(name, lines)
 
     def _lost(self, number: int, name: str) -> CheckpointRefused:
-        """Its files would be taken for new ones and read again."""
+        """Without the entry Spark would take its files for new ones and read them again."""
         return CheckpointRefused(
             f"{self.folder / name} lacks the files of entry {number}",
             hint="put the checkpoint back from a backup of the home",
@@ -137,7 +137,7 @@ class SourceLog:
                 _batch(line)
         except (ValueError, KeyError, TypeError):
             if not name.endswith(".compact"):
-                return []  # one entry: the decision has it, or it is planned anew
+                return []  # one entry: the decision has it, or Spark plans it again
             raise CheckpointRefused(
                 f"{self.folder / name} is damaged",
                 hint="put the checkpoint back from a backup of the home",
@@ -150,7 +150,7 @@ def _batch(line: str) -> int:
 
 
 def batches_in(lines: list[str]) -> set[int]:
-    """Which entries of a log these lines are of."""
+    """The numbers of the log entries that these lines belong to."""
     return {_batch(line) for line in lines}
 
 
@@ -171,7 +171,7 @@ def numbers_in(folder: Path) -> list[int]:
 
 
 def identity_of(path: Path) -> tuple[int, int] | None:
-    """Tells a file from another one that got its name later."""
+    """An identity that differs if another file takes the name later."""
     try:
         found = path.stat()
     except FileNotFoundError:

@@ -1,7 +1,8 @@
-"""Spark's Kafka connector: it is no part of PySpark, and must be of its version.
+"""Spark's Kafka connector: it is not part of PySpark, and its version must be PySpark's.
 
-On an ordinary network Spark gets it itself: `spark.jars.packages` set to `packages()`. Elsewhere
-ONCEFLOW_JARS names a folder with its four jars, made by `python -m onceflow.spark.jars connector`.
+If Maven's central repository can be reached, Spark downloads it: set `spark.jars.packages` to
+`packages()`. Otherwise ONCEFLOW_JARS names a folder with its four jars; `python -m
+onceflow.spark.jars connector` makes one.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ GET = f'export {FOLDER}="$(python -m onceflow.spark.jars connector)"'
 
 @dataclass(frozen=True)
 class Connector:
-    """What a folder holds of it."""
+    """A jar of the connector."""
 
     path: Path
     scala: str
-    spark: str  # the version that it was made for
+    spark: str  # the version of Spark that it was built for
 
 
 def packages(spark: str | None = None) -> str:
-    """The value of `spark.jars.packages` with which Spark gets the connector from Maven's central
-    repository. `spark`: a version of Spark, if not that of PySpark here."""
+    """The value of `spark.jars.packages` with which Spark downloads the connector. `spark`: the
+    version of Spark, by default that of the installed PySpark."""
     return f"org.apache.spark:{_NAME}_{SCALA}:{spark or version('pyspark')}"
 
 
@@ -45,7 +46,7 @@ def named_jars() -> list[Path]:
         return []
     found = sorted(Path(named).absolute().glob("*.jar"))
     if not found:
-        raise SetupError(f"{FOLDER} names {named}, where there are no jars", hint=GET)
+        raise SetupError(f"{FOLDER} names {named}, but there are no jars", hint=GET)
     find(found, version("pyspark"))
     return found
 

@@ -1,6 +1,6 @@
-"""Write the rows of an epoch from Spark's own plan of it, as Spark's file sink does.
+"""Write the rows of an epoch directly from Spark's plan, as Spark's file sink does.
 
-The DataFrame that `foreachBatch` is given copies every row of that plan once more.
+The DataFrame that Spark passes to `foreachBatch` would copy every row of that plan once more.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def write_parquet(jvm: Any, execution: Any, root: str, options: Mapping[str, str]) -> None:
-    """Run the plan and write its rows to the new folder `root`. `execution`: of the batch."""
+    """Run the plan of `execution` and write its rows to a new folder `root`."""
     datasources = jvm.org.apache.spark.sql.execution.datasources
     writer = getattr(datasources, "FileFormatWriter$").__getattr__("MODULE$")
     session = execution.sparkSession()

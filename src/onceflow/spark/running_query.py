@@ -33,8 +33,8 @@ _STATE_WRITER = "org.apache.spark.sql.execution.streaming.operators.stateful.Sta
 
 @dataclass(frozen=True)
 class Load:
-    """What an epoch has to work on: its input, as `Plan.input` says, and the rows of state that
-    it begins with."""
+    """The work of an epoch: the size of its input (`Plan.input`), and the rows of state with which
+    it begins."""
 
     input: int
     state_rows: int
@@ -42,7 +42,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Plan:
-    """The range of the epoch that Spark is about to run, as it stands in Spark's memory."""
+    """The range of the epoch that Spark is about to run, from Spark's memory."""
 
     epoch: int
     start: dict[str, Any]
@@ -50,8 +50,8 @@ class Plan:
     files: dict[str, list[str]]  # file source -> the files of this epoch
 
     def input(self) -> int:
-        """About how much there is to read: bytes of files, else how far the offsets move (rows,
-        for logs and Kafka). To be compared with other epochs of the same query."""
+        """The approximate size of the input: bytes of files, else the distance of the offsets
+        (rows, for logs and Kafka). Compare it only with other epochs of the same query."""
         total = 0
         for name, end in self.end.items():
             if name in self.files:
@@ -62,7 +62,8 @@ class Plan:
         return total
 
     def compare_files(self, entries: SourceEntries) -> str:
-        """Does the source's log name the files that Spark holds in its plan? If not, how."""
+        """Compare the files in Spark's plan with those in the source's log. Return the difference;
+        "" if there is none."""
         for name, numbers in entries.items():
             logged = sorted(
                 json.loads(line)["path"] for lines in numbers.values() for line in lines
@@ -80,11 +81,11 @@ class Plan:
 
 
 def _read_twice(source: str, logged: list[str]) -> BadInput:
-    """Spark takes some names for patterns and reads other files of the epoch once more."""
+    """Spark treats some names as patterns and reads other files of the epoch once more."""
     names = [unquote(urlparse(path).path) for path in logged]
     odd = [name for name in names if set("[]{}*?\\") & set(name)] or names
     return BadInput(
-        f"source {source}: Spark would read files twice, for the name of {', '.join(odd[:3])}",
+        f"source {source}: Spark would read files twice because of the name {', '.join(odd[:3])}",
         hint="rename it without *, ?, [, ], {, } and \\, or read the folder by sources.Files",
     )
 
@@ -132,7 +133,8 @@ class RunningQuery:
         return found
 
     def refuse_shuffle_behind_state(self) -> None:
-        """A repeated task behind such a shuffle could mix rows of one attempt with another's."""
+        """Refuse a shuffle behind state: a task that is repeated behind it could mix the rows of
+        two attempts."""
 
         def walk(node: Any, exchange: bool) -> None:
             if self._state_writer.isInstance(node):
@@ -152,7 +154,7 @@ class RunningQuery:
         walk(self._query.lastExecution().executedPlan(), False)
 
     def state_written(self) -> dict[str, list[list[str]]]:
-        """Ids of the state that the action of this epoch wrote: operator -> partition -> ids."""
+        """The state ids that the action of this epoch wrote: operator -> partition -> ids."""
         if self._stateful is False:
             return {}
         ids: dict[str, list[list[str]]] = {}
@@ -172,29 +174,30 @@ class RunningQuery:
         return ids
 
     def load(self, plan: Plan) -> Load:
-        """Before the action."""
+        """The load of the epoch. Call it before the action."""
         report = self._query.lastProgress()
         operators = [] if report is None else report.stateOperators()
         return Load(plan.input(), sum(int(operator.numRowsTotal()) for operator in operators))
 
     def report(self, epoch: int) -> dict[str, Any] | None:
-        """Spark's own report on an epoch that it has finished, if it still has it."""
+        """Spark's report on an epoch, if Spark has finished the epoch and still has the report."""
         reports = self._query.recentProgress()
         for number in range(len(reports) - 1, -1, -1):
             if reports[number].batchId() < epoch:
                 break
             if reports[number].batchId() == epoch:
                 found: dict[str, Any] = json.loads(reports[number].json())
-                if "addBatch" in found["durationMs"]:  # else it had nothing to do yet
+                if "addBatch" in found["durationMs"]:  # others are of triggers without an epoch
                     return found
         return None
 
     def write_parquet(self, root: Path, options: Mapping[str, str]) -> None:
-        """The one action over this epoch: its rows into files under the new folder `root`."""
+        """Run the one action over this epoch: write its rows to files under a new folder `root`."""
         writing.write_parquet(self._jvm, self._query.lastExecution(), str(root), options)
 
     def observed(self, name: str) -> dict[str, Any] | None:
-        """The values that the plan observed by that name, after the action; None: none at all."""
+        """The values that the plan observed under that name, after the action; None if Spark
+        observed nothing."""
         found = self._query.lastExecution().observedMetrics().get(name)
         if not found.isDefined():
             return None
@@ -202,14 +205,15 @@ class RunningQuery:
         return values
 
     def next_watermark(self) -> int:
-        """Milliseconds. Spark does the same after the epoch; doing it twice changes nothing."""
+        """The watermark of the next epoch in milliseconds. This updates Spark's tracker; Spark does
+        the same after the epoch, and doing it twice changes nothing."""
         tracker = self._query.watermarkTracker()
         tracker.updateWatermark(self._query.lastExecution().executedPlan())
         return int(tracker.currentWatermark())
 
 
 def stateful_operations(df: Any) -> list[str]:
-    """What a streaming DataFrame does that Spark keeps state for, by the names that Spark has."""
+    """The operations of a streaming DataFrame for which Spark keeps state, by Spark's names."""
     found = []
     left = [df._jdf.queryExecution().analyzed()]
     while left:
@@ -224,7 +228,8 @@ def stateful_operations(df: Any) -> list[str]:
 
 
 def is_deterministic(df: Any) -> bool:
-    """As far as Spark knows: a Python function counts as such unless it was said not to be."""
+    """Is the DataFrame deterministic, as far as Spark knows? Spark takes a Python function to be
+    deterministic unless it is marked otherwise."""
     left = [df._jdf.queryExecution().analyzed()]
     while left:
         node = left.pop()
@@ -237,7 +242,7 @@ def is_deterministic(df: Any) -> bool:
 def _numbers(offset: Any) -> int:
     """The sum of all numbers in an offset, whatever its shape is."""
     if isinstance(offset, dict) and "next" in offset:
-        offset = offset["next"]  # of a log: its other numbers are no rows
+        offset = offset["next"]  # of a log: its other numbers do not count rows
     if isinstance(offset, dict | list):
         parts = offset.values() if isinstance(offset, dict) else offset
         return sum(_numbers(part) for part in parts)
@@ -249,8 +254,8 @@ def _iterate(iterator: Any) -> Iterator[Any]:
         yield iterator.next()
 
 
-# Spark's source runner puts these into a map that the tasks of another query may be serialising
-# at that moment (java.io.OptionalDataException). What is there already is only replaced.
+# Spark's source runner puts these keys into a map that the tasks of another query may serialise at
+# that moment (java.io.OptionalDataException). If the keys are there already, it only replaces them.
 _RUNNER_PUTS = {
     "SPARK_LOCAL_DIRS": "",
     "SPARK_AUTH_SOCKET_TIMEOUT": "15",
@@ -266,12 +271,12 @@ def register_data_source(spark: Any, source: type) -> None:
 
 
 def is_classic(spark: Any) -> bool:
-    """Not Spark Connect: the driver's JVM can be reached."""
+    """Can the driver's JVM be reached? With Spark Connect it cannot."""
     return hasattr(spark, "_jsparkSession")
 
 
 def end_jvm(spark: Any, seconds: float) -> None:
-    """The session is stopped and its JVM, which ends when its standard input closes, is gone."""
+    """Stop the session and wait for its JVM, which ends when its standard input closes."""
     gateway = spark.sparkContext._gateway
     spark.stop()
     gateway.shutdown()
@@ -280,7 +285,7 @@ def end_jvm(spark: Any, seconds: float) -> None:
 
 
 def jvm_process() -> int | None:
-    """The process of the JVM that PySpark started; None if it uses one that was there."""
+    """The process id of the JVM that PySpark started; None if PySpark did not start it."""
     from pyspark import SparkContext
 
     process = getattr(SparkContext._gateway, "proc", None)
@@ -289,7 +294,8 @@ def jvm_process() -> int | None:
 
 @contextlib.contextmanager
 def no_state_snapshots(spark: Any) -> Iterator[None]:
-    """Spark writes them behind the epochs, also into a folder that was removed meanwhile."""
+    """Keep Spark from writing snapshots of state: it writes them after the epochs, even to a folder
+    that was removed in the meantime."""
     name = "spark.sql.streaming.stateStore.minDeltasForSnapshot"
     before = spark.conf.get(name)
     spark.conf.set(name, "1000000")
@@ -300,10 +306,11 @@ def no_state_snapshots(spark: Any) -> Iterator[None]:
 
 
 def keep_no_checksums(spark: Any) -> None:
-    """Hadoop's `.crc` beside each local file takes a tenth of a small epoch. Spark's files of
-    state have checksums of their own, and what onceflow writes has.
+    """Switch off Hadoop's `.crc` files: they take a tenth of the time of a small epoch. Spark's
+    files of state and the files of onceflow have checksums of their own.
 
-    (A RawLocalFileSystem has none either, but a snapshot of state cannot be written through it.)
+    (A RawLocalFileSystem writes none either, but Spark cannot write a snapshot of state through
+    it.)
     """
     files = _local_files(spark)
     files.setWriteChecksum(False)
@@ -311,7 +318,8 @@ def keep_no_checksums(spark: Any) -> None:
 
 
 def has_raw_files(spark: Any) -> bool:
-    """Then Spark fails as soon as it writes a snapshot of state (a ClassCastException)."""
+    """Is the local file system a RawLocalFileSystem? Then Spark fails as soon as it writes a
+    snapshot of state (a ClassCastException)."""
     return "Raw" in str(_hadoop(spark).get("fs.file.impl", ""))
 
 
@@ -324,7 +332,8 @@ def _hadoop(spark: Any) -> Any:
 
 
 def keep_quiet(spark: Any) -> None:
-    """setLogLevel raises every logger; those that onceflow reports itself go back to silence."""
+    """Log errors only. setLogLevel resets every logger, so switch off again those whose errors
+    onceflow reports itself."""
     spark.sparkContext.setLogLevel("ERROR")
     log4j = spark._jvm.org.apache.logging.log4j
     for name in _REPORTED_BY_US:

@@ -1,8 +1,8 @@
 """The safe Spark profile, in one place.
 
-Spark's defaults are not the safe ones. `REQUIRED` is what the guarantees stand on: a session
-that lacks any of it is refused, with each setting named. `FAST` halves a small epoch on a local
-home and changes no guarantee. `QUIET` is comfort.
+Spark's defaults are not safe. The guarantees depend on `REQUIRED`: onceflow refuses a session that
+lacks any of these settings, and names each. `FAST` halves the time of a small epoch on a local home
+and changes no guarantee. `QUIET` reduces output and memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _RETAIN = _STREAM + "minBatchesToRetain"
 REQUIRED: dict[str, tuple[str, str]] = {
     _STATE + "providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-        "state whose every attempt has names of its own",
+        "the state of every attempt has its own file names",
     ),
     _STATE + "rocksdb.changelogCheckpointing.enabled": (
         "true",
@@ -48,7 +48,10 @@ REQUIRED: dict[str, tuple[str, str]] = {
     ),
     _STREAM + "offsetLog.formatVersion": ("2", "offsets are written by source name"),
     _STREAM + "noDataMicroBatches.enabled": ("true", "windows close without waiting for a row"),
-    _STREAM + "unsupportedOperationCheck": ("true", "queries that Spark calls wrong are refused"),
+    _STREAM + "unsupportedOperationCheck": (
+        "true",
+        "Spark refuses queries that it cannot run right",
+    ),
     "spark.sql.adaptive.enabled": ("false", "the plan of an epoch does not change while it runs"),
     "spark.sql.session.timeZone": ("UTC", "times mean the same on every machine"),
     "spark.sql.files.ignoreCorruptFiles": ("false", "a damaged input file is not skipped"),
@@ -63,11 +66,11 @@ _GET_JAVA = (
 FAST = {
     _STREAM + "checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming."
     "checkpointing.FileSystemBasedCheckpointFileManager",
-    # As quick as Spark's default, and the files are smaller by a third and more.
+    # As fast as Spark's default, and the files are smaller by at least a third.
     "spark.sql.parquet.compression.codec": "zstd",
 }
 
-# For tests: what happens to the state of a job in minutes and hours happens within seconds.
+# For tests: Spark maintains state within seconds instead of minutes and hours.
 AGEING = {
     _STATE + "maintenanceInterval": "1s",
     _STATE + "minDeltasForSnapshot": "2",
@@ -76,14 +79,14 @@ AGEING = {
 QUIET = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # What the page of Spark shows of the past is memory of the driver.
+    # Spark keeps the history for its page in the driver's memory.
     "spark.sql.ui.retainedExecutions": "10",
     "spark.ui.retainedJobs": "50",
     "spark.ui.retainedStages": "50",
     "spark.ui.retainedTasks": "1000",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # A body that hangs must not hang stop() with it: it is fenced, not waited for.
+    # stop() must not wait forever for an epoch that hangs: a later driver fences it.
     _STREAM + "stopTimeout": "30s",
 }
 
@@ -108,14 +111,15 @@ def get_session(
     *,
     log: Path | None = None,
 ) -> SparkSession:
-    """The session that is there, if it is safe; else a new one with the safe profile.
+    """The active session, if there is one; it must be safe. Otherwise a new one with the safe
+    profile.
 
-    `log`: where a new session's JVM writes what it has to say, instead of to standard error.
-    The jars in the folder that ONCEFLOW_JARS names, if it is set, are those of a new session too.
+    `log`: the file to which the JVM of a new session writes instead of to standard error. A new
+    session also gets the jars in the folder that ONCEFLOW_JARS names, if it is set.
     """
     from pyspark.sql import SparkSession
 
-    # A session that another thread made is not "active" here; building would change its settings.
+    # A session of another thread is not "active" in this one; building would change its settings.
     active = SparkSession.getActiveSession() or SparkSession._instantiatedSession
     if active is not None and active.sparkContext._jsc is not None:
         check_session(active)
@@ -147,7 +151,7 @@ def get_session(
 
 @contextlib.contextmanager
 def _standard_error_to(log: Path | None) -> Iterator[None]:
-    """The JVM keeps the standard error that it was started with."""
+    """Start the JVM in this block: it keeps the standard error that it was started with."""
     if log is None:
         yield
         return
@@ -163,10 +167,10 @@ def _standard_error_to(log: Path | None) -> Iterator[None]:
 
 
 def check_session(spark: Any) -> None:
-    """Refuse a session whose settings would break a guarantee, naming each."""
+    """Refuse a session whose settings would break a guarantee, and name each of them."""
     if not is_classic(spark):
         raise SessionRefused(
-            "this is a Spark Connect session: its streaming query cannot be looked into",
+            "this is a Spark Connect session: onceflow cannot inspect its streaming queries",
             hint="use a classic session (spark.api.mode=classic)",
         )
     check_version(spark.version)
@@ -193,8 +197,8 @@ def java_command() -> str:
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     if java is None or not os.path.exists(java):
-        says = f"Java is missing: JAVA_HOME is {home}, which has no bin/java" if home else ""
-        raise SetupError(says or "Java is missing", hint=_GET_JAVA)
+        where = f": JAVA_HOME is {home}, which has no bin/java" if home else ""
+        raise SetupError(f"Java is missing{where}", hint=_GET_JAVA)
     return java
 
 
@@ -202,14 +206,14 @@ def check_java() -> str:
     """The version of the Java that Spark will use; `SetupError` if it is missing or too old."""
     java, hint = java_command(), _GET_JAVA
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             [java, "-version"], check=False, capture_output=True, errors="replace", timeout=30
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SetupError(f"{java} does not run: {error}", hint=hint) from error
-    found = re.search(r'version "(\d+)(?:\.(\d+))?[^"]*"', said.stderr + said.stdout)
+    found = re.search(r'version "(\d+)(?:\.(\d+))?[^"]*"', output.stderr + output.stdout)
     if found is None:
-        raise SetupError(f"{java} -version says nothing that can be read", hint=hint)
+        raise SetupError(f"{java} -version prints no version", hint=hint)
     major = int(found[2]) if found[1] == "1" else int(found[1])
     if major < 17:
         raise SetupError(f"Java {major} at {java} is too old: Spark 4 needs 17 or 21", hint=hint)

@@ -1,7 +1,7 @@
 """Find the file of Spark's state that is damaged, after Spark failed to load it.
 
-Spark's error names no file. Changelogs and snapshots have a checksum beside them, which Spark
-wrote; the tables of RocksDB that a snapshot names hold checksums of their own.
+Spark's error names no file. Spark writes a checksum file beside each changelog and snapshot; the
+RocksDB tables that a snapshot names contain their own checksums.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _ENDS = (".zip", ".changelog")
 
 
 def is_about_state(error: BaseException) -> bool:
-    """May Spark have failed because it could not load state?"""
+    """Can the cause of this error be that Spark could not load state?"""
     return _OF_STATE.search(str(error)) is not None
 
 
 def find_damage(
     spark: Any, checkpoint: Path, epoch: int, state: Mapping[str, list[list[str]]]
 ) -> Damaged | None:
-    """The first damaged file that the state of `epoch` is loaded from. `state`: its ids."""
+    """The first damaged file of the state of `epoch`; None if all are whole. `state`: its ids."""
     try:
         for path in _files(checkpoint, epoch, state):
             if not _is_whole(spark._jvm, path):
                 return Damaged(
-                    f"{path} is damaged: it is not what Spark wrote, and the state of epoch "
-                    f"{epoch} is loaded from it",
+                    f"{path} is damaged: its content is not what Spark wrote, and the state of "
+                    f"epoch {epoch} needs it",
                     hint=_RESTORE,
                 )
     except CheckpointRefused as unreadable:
@@ -67,7 +67,7 @@ def _is_whole(jvm: Any, path: Path) -> bool:
 
 
 def _read_checksum(path: Path) -> tuple[int, int] | None:
-    """Size and CRC32C, as Spark wrote them; None: not readable."""
+    """Size and CRC32C that Spark wrote; None if they are not readable."""
     try:
         body = json.loads(path.read_text())
         return int(body["mainFileSize"]), int(body["value"]) & 0xFFFFFFFF
@@ -76,7 +76,7 @@ def _read_checksum(path: Path) -> tuple[int, int] | None:
 
 
 def _crc32c(jvm: Any, path: Path) -> int:
-    """The JVM reads the file: Python's library has no CRC32C, and state may be large."""
+    """Compute the checksum in the JVM: Python's library has no CRC32C, and state may be large."""
     crc = jvm.java.util.zip.CRC32C()
     stream = jvm.java.util.zip.CheckedInputStream(jvm.java.io.FileInputStream(str(path)), crc)
     try:
@@ -94,7 +94,7 @@ def _is_whole_table(jvm: Any, path: Path) -> bool:
     try:
         reader.open(str(path))
         reader.verifyChecksum()
-    except Py4JJavaError:  # a RocksDBException, which says Corruption
+    except Py4JJavaError:  # a RocksDBException: Corruption
         return False
     finally:
         reader.close()

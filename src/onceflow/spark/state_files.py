@@ -1,10 +1,10 @@
-"""Which files it takes to load the state of an epoch, read without Spark.
+"""The files that hold the state of an epoch, found without Spark.
 
 A store (of one operator, partition and name) at version v with id x is a snapshot, `v_x.zip`, which
 names files that it shares with other snapshots (`SSTs/…`, `logs/…`), or a changelog,
 `v_x.changelog`, on top of the version before. The head of a changelog lists versions and ids back
-to the snapshot that was due before it; that snapshot may have come to nothing, so the walk goes on
-until one is there, or to the beginning.
+to the snapshot that was due before it. Spark may have failed to write that snapshot, so the walk
+continues until it finds one, or to the first version.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from pathlib import Path
 from onceflow.errors import CheckpointRefused
 from onceflow.spark.file_source_log import names_in
 
-PARTS = ("SSTs", "logs")  # what snapshots of a store consist of, beside their `.zip`
+PARTS = ("SSTs", "logs")  # folders with files that the snapshots of a store share
 _MAGIC = b"LZ4Block"
 _BLOCK = struct.Struct("<Biii")  # token, compressed, original, checksum: Spark's lz4 stream
 _RAW, _LZ4 = 0x10, 0x20
-_LONGEST_HEAD = 1 << 18  # bytes, compressed; a text of Java's has at most 64 KiB
+_LONGEST_HEAD = 1 << 18  # bytes, compressed; `writeUTF` writes at most 64 KiB
 _WITH_LINEAGE = ("v2", "v3")
-_MEND = "put the checkpoint back from a backup of the home"
+_RESTORE = "put the checkpoint back from a backup of the home"
 
 
 def stores_of(partition: Path) -> list[Path]:
-    """The folders of a partition's stores: itself, or one for each name (joins have four)."""
+    """The folders of a partition's stores: the partition itself, or one for each name (joins have
+    four)."""
     folders = [
         partition / name
         for name in names_in(partition)
@@ -38,12 +39,13 @@ def stores_of(partition: Path) -> list[Path]:
 
 
 def files_of(store: Path, version: int, state_id: str) -> list[Path]:
-    """All files that version `version` with that id is loaded from."""
+    """All files from which Spark loads version `version` with that id."""
     return list(walk_files(store, version, state_id))
 
 
 def walk_files(store: Path, version: int, state_id: str) -> Iterator[Path]:
-    """The same files, newest first; each comes before it is read for what it stands on."""
+    """The same files, newest first. Yields each file before it reads the file for the older ones
+    that it needs."""
     at = (version, state_id)
     while True:
         snapshot, changelog = (store / f"{at[0]}_{at[1]}{end}" for end in (".zip", ".changelog"))
@@ -52,7 +54,7 @@ def walk_files(store: Path, version: int, state_id: str) -> Iterator[Path]:
             yield from _shared(store, snapshot)
             return
         if not changelog.exists():
-            raise CheckpointRefused(f"state {changelog} is missing", hint=_MEND)
+            raise CheckpointRefused(f"state {changelog} is missing", hint=_RESTORE)
         yield from _with_checksum(changelog)
         if at[0] == 1:
             return
@@ -84,7 +86,7 @@ class _Head:
         self._read = b""
 
     def text(self) -> str:
-        """As Java's `DataOutputStream.writeUTF` writes it; ours is plain ASCII."""
+        """A text that Java's `DataOutputStream.writeUTF` wrote; these are plain ASCII."""
         (length,) = struct.unpack(">H", self._take(2))
         return self._take(length).decode("ascii")
 
@@ -99,7 +101,7 @@ class _Head:
 
         begin = self._at + len(_MAGIC)
         if self._data[self._at : begin] != _MAGIC:
-            raise ValueError("no block of lz4")
+            raise ValueError("not an lz4 block")
         token, size, original, _ = _BLOCK.unpack_from(self._data, begin)
         first = begin + _BLOCK.size
         self._at = first + size
@@ -109,12 +111,12 @@ class _Head:
         if token & 0xF0 == _RAW:
             return held
         if token & 0xF0 != _LZ4:
-            raise ValueError("no method of lz4")
+            raise ValueError("unknown compression method")
         return bytes(pa.Codec("lz4_raw").decompress(held, original))
 
 
 def _shared(store: Path, snapshot: Path) -> list[Path]:
-    """What a snapshot does not hold itself."""
+    """The shared files that a snapshot names."""
     try:
         with zipfile.ZipFile(snapshot) as held:
             text = held.read("metadata").decode()
@@ -125,7 +127,7 @@ def _shared(store: Path, snapshot: Path) -> list[Path]:
         raise _damaged(snapshot) from None
     for file in files:
         if not file.exists():
-            raise CheckpointRefused(f"{file}, part of {snapshot.name}, is missing", hint=_MEND)
+            raise CheckpointRefused(f"{file}, part of {snapshot.name}, is missing", hint=_RESTORE)
     return files
 
 
@@ -136,5 +138,5 @@ def _with_checksum(path: Path) -> list[Path]:
 
 def _damaged(path: Path) -> CheckpointRefused:
     return CheckpointRefused(
-        f"{path} is damaged, or not of a form that this onceflow knows", hint=_MEND
+        f"{path} is damaged, or has a format that this onceflow does not know", hint=_RESTORE
     )

@@ -1,4 +1,4 @@
-"""Rows of state, by Spark's own reader."""
+"""Read rows of state with Spark's own reader."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from onceflow.spark.state_schema import StateStore
 def state_rows(
     spark: Any, checkpoint: Path, store: StateStore, epoch: int, *, key: str | None, limit: int
 ) -> list[dict[str, Any]]:
-    """So many rows of a store at the end of an epoch, each with `key`, `value`, `partition`."""
+    """At most `limit` rows of a store after an epoch, each with `key`, `value` and `partition`."""
     from pyspark.sql import functions as F
 
-    # A store reports to a coordinator that a session without streaming queries does not have yet.
+    # Create the coordinator that stores report to: without streaming queries a session has none.
     assert spark.streams.active is not None
     reader = spark.read.format("statestore").option("batchId", epoch)
     reader = reader.option("operatorId", store.operator).option("storeName", store.name)
@@ -31,7 +31,8 @@ def state_rows(
 
 
 def _matches(schema: Any, wanted: str) -> Any:
-    """A text that one of the key's columns is equal to, or a JSON object with some of them."""
+    """A condition for `wanted`: the value of one of the key's columns, or a JSON object with some
+    of the columns."""
     from pyspark.sql import functions as F
 
     columns = {".".join(path): (path, kind) for path, kind in _leaves(schema, ())}
@@ -56,7 +57,7 @@ def _matches(schema: Any, wanted: str) -> Any:
 
 
 def _equal(path: tuple[str, ...], kind: Any, value: Any) -> Any:
-    """Null is equal to null alone; a text that is none of the column's type, to nothing."""
+    """Null equals only null. A text that cannot be cast to the column's type equals nothing."""
     from pyspark.sql import functions as F
 
     column = F.col(".".join("`" + part.replace("`", "``") + "`" for part in ("key", *path)))

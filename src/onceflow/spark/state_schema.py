@@ -1,9 +1,9 @@
-"""Which stores of state an operator has, and their columns: read from Spark's files, without Spark.
+"""The state stores of an operator and their columns, read from Spark's files without Spark.
 
 `state/<operator>/_metadata/metadata` names the operator and its stores. Beside the first partition
-of a store, `_metadata/schema` has the columns of its key and of its value: texts as Java's
-`writeUTF` writes them, each in chunks with a count before them since version 2. (What
-`transformWithState` keeps has other forms, which are not read.)
+of a store, `_metadata/schema` has the columns of its key and of its value, written by Java's
+`writeUTF`; since version 2 each is in chunks, with their number before them. (`transformWithState`
+uses other formats, which this module does not read.)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StateStore:
     value: Columns | None
 
     def folder(self, partition: int) -> str:
-        """Its files' folder in the checkpoint."""
+        """The folder of the store's files in the checkpoint."""
         inner = "" if self.name == DEFAULT else f"/{self.name}"
         return f"state/{self.operator}/{partition}{inner}"
 

@@ -1,16 +1,16 @@
 """Durable small files: put-if-absent, sealed documents, and numbered logs with roll-ups.
 
-All that onceflow remembers goes through the four operations of `Store`, which every store can
-do (a local disk by `link(2)`, HDFS by create without overwrite, object stores by a conditional
+onceflow keeps its own records through the four operations of `Store`, which every kind of store
+offers (a local disk by `link(2)`, HDFS by create without overwrite, object stores by a conditional
 put). Nothing outside `LocalStore` assumes rename, append or locks.
 
-A numbered log is what decides races: entry `n` is whoever put it first. Names are freed only
-below a roll-up, and from then on whatever file has such a name holds nothing:
+A numbered log decides races: the first process that puts entry `n` has it. A process frees names
+only below a roll-up, and from then on a file of such a name does not count:
 
-1. Who reads entry n, or finds none, then looks for a roll-up at or above n. If there is one, it
-   has read nothing and starts again from the roll-up.
-2. Who wins the put of entry n looks in the same way. If there is a roll-up, it has written
-   nothing.
+1. A reader that reads entry n, or finds none, then checks for a roll-up at or above n. If there is
+   one, the read does not count, and the reader starts again from the roll-up.
+2. A writer that wins the put of entry n makes the same check. If there is such a roll-up, it has
+   written nothing.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ class Store(Protocol):
     """Four operations on named, immutable byte strings."""
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        """Durably create `name`. True: it was us. False: it exists, and holds something else."""
+        """Durably create `name`. Return False, and change nothing, if it exists already."""
 
     def read(self, name: str) -> bytes | None: ...
 
     def list(self, folder: str = "") -> list[str]:
-        """Names directly under `folder`, in no order."""
+        """The names directly under `folder`, in any order."""
 
     def delete(self, name: str) -> None:
         """Remove `name` if it is there."""
 
     def where(self, name: str) -> str:
-        """How a person finds `name`, for messages."""
+        """The full path of `name`, for messages."""
 
 
 class LocalStore:
-    """A folder of a local file system. What `put_if_absent` created survives a power cut.
+    """A folder of a local file system. A file that `put_if_absent` created survives a power cut.
 
-    Not on file systems without `link(2)`, and not if the disk lies about fsync.
+    Not guaranteed on file systems without `link(2)`, nor if the disk lies about fsync.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -71,7 +71,7 @@ class LocalStore:
 
     @staticmethod
     def _try_put(path: Path, data: bytes) -> bool | None:
-        """None: a successor swept our temporary file, so nothing happened yet."""
+        """Try once. None if another process swept our temporary file: then nothing has happened."""
         # O_EXCL on the final name would leave an empty file if we were killed in between.
         temporary = path.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
         try:
@@ -108,7 +108,8 @@ class LocalStore:
         return str(self.root / name)
 
     def sweep(self, folder: str = "") -> None:
-        """Remove what killed puts left behind. A put that is still under way then fails."""
+        """Remove the temporary files of killed puts. A put that still runs tries again, and a
+        `replace_file` fails."""
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self.root / folder):
                 if name.startswith(_TEMPORARY):
@@ -126,11 +127,11 @@ def fsync_file(path: str | os.PathLike[str]) -> None:
         os.close(fd)
 
 
-fsync_dir = fsync_file  # a folder is opened and synced in the same way
+fsync_dir = fsync_file  # the same calls sync a folder
 
 
 def make_dirs(path: Path) -> None:
-    """Like mkdir -p, and the new names survive a power cut."""
+    """Create folders like mkdir -p, and make their names survive a power cut."""
     if path.is_dir():
         return
     make_dirs(path.parent)
@@ -139,7 +140,7 @@ def make_dirs(path: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Durably write a file that others may read at any time. For files that Spark owns too."""
+    """Durably write a file that others may read at any time, such as one that Spark owns."""
     with translate_disk_full(path):
         make_dirs(path.parent)
         temporary = path.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
@@ -166,7 +167,7 @@ def translate_disk_full(path: str | os.PathLike[str]) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(
                 f"no space left on the file system of {path}",
-                hint="make space and start the job again; it goes on where it stood",
+                hint="make space and start the job again; it continues from its last epoch",
             ) from error
         raise
 
@@ -175,7 +176,7 @@ def translate_disk_full(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def seal(kind: str, subject: str, body: dict[str, Any]) -> bytes:
-    """Two lines: what this is, of which version, with a hash of all that; and the body."""
+    """Two lines: a head with the kind, the version, the subject and a hash; then the body."""
     payload = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
     return _head(kind, VERSION, subject, payload) + b"\n" + payload + b"\n"
 
@@ -187,13 +188,15 @@ def _head(kind: str, version: int, subject: str, payload: bytes) -> bytes:
 
 
 def unseal(data: bytes, kind: str, subject: str | None, where: str) -> dict[str, Any]:
-    """The body of a sealed document, or `Damaged` with the name of the file."""
+    """The body of a sealed document. Raises `Damaged` with the name of the file."""
     head, _, rest = data.partition(b"\n")
     try:
         header = json.loads(head)
         found, version, of = header["onceflow"], header["version"], header["of"]
     except (ValueError, KeyError, TypeError):
-        raise Damaged(f"{where} is damaged: its first line is not readable", hint=_MEND) from None
+        raise Damaged(
+            f"{where} is damaged: its first line is not readable", hint=_RESTORE
+        ) from None
     if isinstance(version, int) and version > VERSION:
         raise Damaged(
             f"{where} was written by a newer onceflow (format {version}, this one knows {VERSION})",
@@ -201,18 +204,18 @@ def unseal(data: bytes, kind: str, subject: str | None, where: str) -> dict[str,
         )
     whole = rest.endswith(b"\n") and type(version) is int and version >= 1
     if not whole or head != _head(found, version, of, rest[:-1]):
-        raise Damaged(f"{where} is damaged: its content does not match its checksum", hint=_MEND)
+        raise Damaged(f"{where} is damaged: its content does not match its checksum", hint=_RESTORE)
     if found != kind:
-        raise Damaged(f"{where} is a {found}, not a {kind}", hint=_MEND)
+        raise Damaged(f"{where} is a {found}, not a {kind}", hint=_RESTORE)
     if subject is not None and of != subject:
         raise Damaged(
-            f"{where} belongs to {of}, not to {subject}: it was copied or swapped", hint=_MEND
+            f"{where} belongs to {of}, not to {subject}: it was copied or swapped", hint=_RESTORE
         )
     body: dict[str, Any] = json.loads(rest)
     return body
 
 
-_MEND = "put the file back from a backup; nothing was published on its word"
+_RESTORE = "put the file back from a backup; nothing was published because of it"
 
 
 # ---------------------------------------------------------------- numbered logs
@@ -220,12 +223,13 @@ _MEND = "put the file back from a backup; nothing was published on its word"
 
 class Put(Enum):
     WON = "won"
-    LOST = "lost"  # somebody else's entry has this number
+    LOST = "lost"  # an entry of another process has this number
     COVERED = "covered"  # a roll-up covers this number: nothing was written
 
 
 class View(Protocol):
-    """What a reader makes of a numbered log: it stands at `position` and is told what follows."""
+    """The result of reading a numbered log up to `position`; `NumberedLog` applies the entries that
+    follow."""
 
     @property
     def position(self) -> int: ...
@@ -242,7 +246,7 @@ class _Names:
 
 
 class NumberedLog:
-    """Entries 1, 2, 3 … in one folder of a store, each put once by whoever came first."""
+    """Entries 1, 2, 3 … in one folder of a store, each put once."""
 
     def __init__(self, store: Store, folder: str, kind: str, subject: str) -> None:
         self.store = store
@@ -256,11 +260,11 @@ class NumberedLog:
             names = self._names()
             newest = names.roll_up
             if view.position > newest and view.position not in names.entries:
-                view.restart(0, None)  # an older copy was put back under us
+                view.restart(0, None)  # an older copy of the log was put back
             if newest > view.position:
                 body = self.read_roll_up(newest)
                 if body is None:
-                    continue  # pruned behind a newer one
+                    continue  # a newer roll-up has replaced it
                 view.restart(newest, body)
             first = view.position + 1
             while (entry := self.entry(view.position + 1)) is not None:
@@ -270,21 +274,21 @@ class NumberedLog:
                 view.restart(0, None)
                 continue
             if view.position + 1 in names.entries:
-                continue  # it came while we looked
+                continue  # it was put after we had looked
             if any(n > view.position for n in names.entries):
                 missing = self.store.where(self.entry_name(view.position + 1))
-                raise Damaged(f"{missing} is missing, and later entries are there", hint=_MEND)
+                raise Damaged(f"{missing} is missing, and later entries are there", hint=_RESTORE)
             return
 
     def entry(self, number: int) -> dict[str, Any] | None:
         return self._read(self.entry_name(number))
 
     def read_roll_up(self, number: int) -> dict[str, Any] | None:
-        """The roll-up of that number; None if it was pruned behind a newer one."""
+        """The roll-up of that number; None if a newer one has replaced it."""
         return self._read(self.roll_up_name(number))
 
     def put(self, number: int, entry: dict[str, Any]) -> Put:
-        """Try to become entry `number`, which must be one above the head (rule 2)."""
+        """Try to put entry `number`, which must be one above the head (rule 2)."""
         name = self.entry_name(number)
         if not self.store.put_if_absent(name, seal(self.kind, self.subject, entry)):
             return Put.LOST
@@ -297,9 +301,10 @@ class NumberedLog:
         return self._names().roll_up
 
     def roll_up(self, number: int, body: dict[str, Any]) -> bool:
-        """Cover all up to `number` by one document that says what they came to, then free them.
+        """Replace all entries up to `number` by one document with their result, then free them.
 
-        False: somebody else's document has this number, and counts."""
+        Return False if another process has put a document of this number; then that one counts.
+        """
         name = self.roll_up_name(number)
         won = self.store.put_if_absent(name, seal(self.kind, self.subject, body))
         reach("rollup.written")
@@ -319,7 +324,7 @@ class NumberedLog:
         return len(self._names().entries)
 
     def numbers(self) -> tuple[int, list[int]]:
-        """The newest roll-up, 0 if there is none, and the entries above it."""
+        """The number of the newest roll-up (0 if there is none) and of the entries above it."""
         names = self._names()
         return names.roll_up, sorted(n for n in names.entries if n > names.roll_up)
 
@@ -344,7 +349,7 @@ class NumberedLog:
 
 
 def _parse(name: str) -> tuple[int, bool]:
-    """Number of an entry or roll-up, 0 for any other file."""
+    """The number of an entry or roll-up (0 for any other file), and whether it is a roll-up."""
     stem = name.removesuffix(".json")
     is_roll_up = stem.startswith("rollup-")
     digits = stem.removeprefix("rollup-")
