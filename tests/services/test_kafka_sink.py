@@ -72,7 +72,7 @@ class Everywhere(Kafka):
 class Driver(StandIn):
     """Stages each row in a file of its own, as if each came from another task."""
 
-    def _write(self, rows: list[dict[str, Any]], root: Path) -> None:
+    def _write(self, rows: list[dict[str, Any]], root: Path, group: int | None) -> None:
         for n, row in enumerate(rows):
             table = pa.Table.from_pylist([row], arrow_schema(self.schema))
             pq.write_table(table, root / f"part-{n:05d}.parquet")
