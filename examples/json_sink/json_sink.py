@@ -5,9 +5,9 @@ import os
 import pyarrow.parquet as pq
 from json_store import Store
 
-from onceflow.contract.ledger import staged_file_gone
+from onceflow.contract.ledger import needs_rewind, refuse_older, staged_file_gone
 from onceflow.contract.schema import columns, leaf_types, refuse_difference
-from onceflow.errors import Fenced, JobError, TargetBehind
+from onceflow.errors import JobError, TargetBehind
 from onceflow.sinks import CanRewind, Ledger, Outcome, Position, Sink, Verdict, judge
 
 
@@ -32,8 +32,7 @@ class JsonFile(Sink, CanRewind):
     def fence(self, output, *, term, token):
         with self.store.change() as content:
             said = self._said(content, output)
-            if said["term"] >= term and said["token"] != token:
-                raise Fenced(f"{self} has seen term {said['term']}, this driver has term {term}")
+            refuse_older(said["term"], term, self, is_ours=said["token"] == token)
             said |= {"term": term, "token": token}
         return self._ledger(said)
 
@@ -82,10 +81,8 @@ class JsonFile(Sink, CanRewind):
     def rewind(self, output, *, cut, to, term, decision):
         with self.store.change() as content:
             said = self._said(content, output)
-            if to.lineage in said["lineages"]:
+            if not needs_rewind(self._ledger(said), to, term=term, target=self):
                 return
-            if said["term"] > term:
-                raise Fenced(f"{self} has seen term {said['term']}, this driver has term {term}")
             kept = self._up_to(cut, said["lineages"])
             content["rows"] = [e for e in content["rows"] if self._stays(e, output, kept)]
             said |= {"lineages": {**kept, to.lineage: to.epoch}, "decision": decision}

@@ -100,7 +100,8 @@ def judge(ledger: Ledger, publication: Publication, target: str) -> Verdict:
                 hint="only one home may publish to a target; keep the one that is ahead",
             )
         return Verdict.ALREADY_PUBLISHED
-    refuse_older(ledger, publication, target)  # also if its epoch is below: whose is not known
+    # Even if the ledger has a later epoch: another driver may have published it.
+    refuse_older(ledger.term, publication.term, target)
     if at is not None and at.lineage == publication.lineage and at.epoch > publication.epoch:
         return Verdict.ALREADY_PUBLISHED
     if at == publication.previous:
@@ -114,12 +115,25 @@ def judge(ledger: Ledger, publication: Publication, target: str) -> Verdict:
     )
 
 
-def refuse_older(ledger: Ledger, publication: Publication, target: str) -> None:
-    if ledger.term > publication.term:
+def refuse_older(seen: int, term: int, target: object, *, is_ours: bool = True) -> None:
+    """`Fenced` if the target has seen a newer term than ours, or the same term of another driver.
+
+    `is_ours`: did this driver write the term that the target has seen? `fence` knows by the token.
+    """
+    if seen > term or (seen == term and not is_ours):
         raise Fenced(
-            f"{target} has seen term {ledger.term}, this driver has term {publication.term}",
+            f"{target} has seen term {seen}, this driver has term {term}",
             hint="another driver leads this job now; let it work, or start again to take over",
         )
+
+
+def needs_rewind(ledger: Ledger, to: Position, *, term: int, target: object) -> bool:
+    """False if the ledger is in the lineage of `to`: the rewind was done before, and epochs of
+    that lineage may have been published since. Raises `Fenced` for a driver with an older term."""
+    if ledger.position is not None and ledger.position.lineage == to.lineage:
+        return False
+    refuse_older(ledger.term, term, target)
+    return True
 
 
 def staged_file_gone(target: str, path: str, epoch: int) -> TargetBehind:

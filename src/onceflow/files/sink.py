@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onceflow.contract.abilities import Staged
-from onceflow.contract.ledger import Committable, Ledger, Position, Publication
+from onceflow.contract.ledger import Committable, Ledger, Position, Publication, needs_rewind
 from onceflow.contract.quantities import parse_bytes
 from onceflow.contract.schema import columns, refuse_difference
 from onceflow.contract.staged_files import AS_WRITTEN, BY, COMMITTER, describe, refuse_long_folder
-from onceflow.errors import Damaged, Fenced, JobError, TargetBehind, TargetForeign
+from onceflow.errors import Damaged, JobError, TargetBehind, TargetForeign
 from onceflow.faults.points import reach
 from onceflow.files.inventory import Inventory
 from onceflow.folders.commit_log import Commit, CommitLog, FolderState
@@ -215,11 +215,8 @@ class Files(FolderSink):
         folder = self._folder
 
         def make() -> Commit | None:
-            ledger = folder.ledger(output)
-            if ledger.position is not None and ledger.position.lineage == to.lineage:
-                return None  # done before; it may have published more since
-            if ledger.term > term:
-                raise Fenced(f"{self} has seen term {ledger.term}, this driver has term {term}")
+            if not needs_rewind(folder.ledger(output), to, term=term, target=self):
+                return None
             self._refuse_cut(cut)
             return {
                 "type": "drop", "output": output, "term": term, "lineage": to.lineage,

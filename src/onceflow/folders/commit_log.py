@@ -22,8 +22,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from onceflow.contract.ledger import Ledger, Outcome, Position, Publication, Verdict, judge
-from onceflow.errors import Damaged, Fenced
+from onceflow.contract.ledger import (
+    Ledger,
+    Outcome,
+    Position,
+    Publication,
+    Verdict,
+    judge,
+    refuse_older,
+)
+from onceflow.errors import Damaged
 from onceflow.store.posix import LocalStore, NumberedLog, Put, seal, unseal
 
 _MANIFEST = "manifest"
@@ -168,11 +176,7 @@ class CommitLog:
             ledger = self.state.ledgers.get(output, _Ledger())
             if ledger.token == token:
                 return None
-            if ledger.said.term >= term:
-                raise Fenced(
-                    f"{target} has seen term {ledger.said.term}, this driver has term {term}",
-                    hint="another driver leads this job now",
-                )
+            refuse_older(ledger.said.term, term, target, is_ours=False)
             return {"type": "fence", "output": output, "term": term, "nonce": token}
 
         self.append(make)

@@ -229,7 +229,8 @@ class FolderSink(Sink, CanStage, CanPartition, CanAdd, CanRewind, CanCleanUp):
 
     def _refuse_if_fenced(self, mine: Publication) -> None:
         try:
-            refuse_older(self._commit_log.state.ledger(mine.output), mine, str(self))
+            seen = self._commit_log.state.ledger(mine.output).term
+            refuse_older(seen, mine.term, self)
         except Fenced:
             for number in range(len(mine.files)):
                 self._final(mine, number).unlink(missing_ok=True)

@@ -17,7 +17,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from onceflow.contract.ledger import Committable, Publication, Verdict, judge, staged_file_gone
+from onceflow.contract.ledger import (
+    Committable,
+    Publication,
+    Verdict,
+    judge,
+    refuse_older,
+    staged_file_gone,
+)
 from onceflow.contract.schema import columns
 from onceflow.errors import (
     Fenced,
@@ -89,11 +96,8 @@ class Slot:
                 record = self._record or Record(term, token, topic_id)
                 if record.last is None:
                     record = replace(record, topic=topic_id)
-                if record.term > term or (record.term == term and record.token != token):
-                    raise Fenced(
-                        f"{self.name} has seen term {record.term}, this driver has term {term}",
-                        hint="another driver leads this job now",
-                    )
+                is_ours = record.token == token
+                refuse_older(record.term, term, self.name, is_ours=is_ours)
                 self._write(iter(()), replace(record, term=term, token=token))
                 reach("kafka.fenced-one")
                 assert self._record is not None
@@ -147,12 +151,8 @@ class Slot:
     def _refuse_newer_term(self, part: Part) -> None:
         """Read without taking: the leader is not disturbed by one that has to stop."""
         said = self._read()
-        if said is not None and said.term > part.publication.term:
-            raise Fenced(
-                f"{self.name} has seen term {said.term}, this driver has term "
-                f"{part.publication.term}",
-                hint="another driver leads this job now; let it work, or start again to take over",
-            )
+        if said is not None:
+            refuse_older(said.term, part.publication.term, self.name)
 
     def _next(self, record: Record, part: Part) -> Record:
         p = part.publication

@@ -6,8 +6,8 @@ opening of the log removes the files that a killed driver left.
 
 from __future__ import annotations
 
-from onceflow.contract.ledger import Position
-from onceflow.errors import Fenced, TargetBehind
+from onceflow.contract.ledger import Position, needs_rewind
+from onceflow.errors import TargetBehind
 from onceflow.faults.points import reach
 from onceflow.folders.commit_log import Commit, Reference
 from onceflow.log.commits import Segment, segments_of
@@ -33,10 +33,8 @@ def take_back(
 
     def make() -> Commit | None:
         ledger = log.view.ledger(output)
-        if ledger.position is not None and ledger.position.lineage == to.lineage:
-            return None  # done before; it may have published more since
-        if ledger.term > term:
-            raise Fenced(f"{log} has seen term {ledger.term}, this driver has term {term}")
+        if not needs_rewind(ledger, to, term=term, target=log):
+            return None
         after = published_after(log, output, cut)
         gone[:] = [s for s in after if not log.view.has_dropped(s)]
         left = [s for s in gone if s.end > log.view.cleaned[s.partition]]

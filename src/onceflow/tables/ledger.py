@@ -9,8 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
-from onceflow.contract.ledger import Ledger, Position, Publication
-from onceflow.errors import Fenced, TargetBehind, TargetForeign
+from onceflow.contract.ledger import Ledger, Position, Publication, refuse_older
+from onceflow.errors import TargetBehind, TargetForeign
 
 LEDGER = "_onceflow_ledger"
 
@@ -64,11 +64,7 @@ class LedgerTable(ABC):
             "WHERE output = ? AND (term < ? OR token = ?)",
             self._table, term, token, output, term, token,
         )  # fmt: skip
-        if said.rowcount != 1 or ledger.term > term:
-            raise Fenced(
-                f"{self._target} has seen term {ledger.term}, this driver has term {term}",
-                hint="another driver leads this job now",
-            )
+        refuse_older(ledger.term, term, self._target, is_ours=said.rowcount == 1)
         return Ledger(term, ledger.position, ledger.decision)
 
     def advance(self, db: Any, publication: Publication) -> None:

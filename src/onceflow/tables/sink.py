@@ -27,11 +27,12 @@ from onceflow.contract.ledger import (
     Publication,
     Verdict,
     judge,
+    needs_rewind,
 )
 from onceflow.contract.schema import columns
 from onceflow.contract.sink import Sink
 from onceflow.contract.unstorable import refuse_unstorable, unstorable_rows
-from onceflow.errors import Fenced, JobError, TargetBehind
+from onceflow.errors import JobError, TargetBehind
 from onceflow.faults.points import reach
 from onceflow.tables.ledger import LedgerTable
 from onceflow.tables.undo import Undo
@@ -116,12 +117,9 @@ class TableSink(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind):
         self, db: Any, output: str, *, cut: Position, to: Position, term: int, decision: str
     ) -> None:
         ledger = self._ledger.lock(db, output)
-        if ledger.position is not None and ledger.position.lineage == to.lineage:
-            return  # done before; it may have published more since
-        if ledger.term > term:
-            raise Fenced(f"{self} has seen term {ledger.term}, this driver has term {term}")
-        self._undo.rewind(db, output, cut, to)
-        self._ledger.move(db, output, to, decision)
+        if needs_rewind(ledger, to, term=term, target=self):
+            self._undo.rewind(db, output, cut, to)
+            self._ledger.move(db, output, to, decision)
 
     @property
     def _keeps_images(self) -> bool:

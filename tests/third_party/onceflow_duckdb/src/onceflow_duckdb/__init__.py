@@ -12,10 +12,9 @@ from typing import Any
 
 import duckdb
 
-from onceflow.contract.ledger import staged_file_gone
+from onceflow.contract.ledger import needs_rewind, refuse_older, staged_file_gone
 from onceflow.contract.schema import columns, refuse_difference
 from onceflow.errors import (
-    Fenced,
     JobError,
     PublishFailed,
     PublishUnknown,
@@ -55,8 +54,7 @@ class DuckDB(Sink, CanRewind):
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
         with self._transaction() as db:
             said = self._said(db, output)
-            if said["term"] >= term and said["token"] != token:
-                raise Fenced(f"{self} has seen term {said['term']}, this driver has term {term}")
+            refuse_older(said["term"], term, self, is_ours=said["token"] == token)
             return _ledger(self._say(db, {**said, "term": term, "token": token}))
 
     def publish(self, publication: Publication) -> Outcome:
@@ -99,10 +97,8 @@ class DuckDB(Sink, CanRewind):
     def rewind(self, output: str, *, cut: Position, to: Position, term: int, decision: str) -> None:
         with self._transaction() as db:
             said = self._said(db, output)
-            if to.lineage in said["lineages"]:
-                return  # done before; it may have published more since
-            if said["term"] > term:
-                raise Fenced(f"{self} has seen term {said['term']}, this driver has term {term}")
+            if not needs_rewind(_ledger(said), to, term=term, target=self):
+                return
             kept = self._up_to(cut, said["lineages"])
             if _has(db, self.table):
                 stays = " OR ".join("(_lineage = ? AND _epoch <= ?)" for _ in kept)
