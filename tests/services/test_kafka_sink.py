@@ -622,7 +622,7 @@ def test_a_message_that_the_topic_does_not_take_is_refused_before_anything_is_de
     place = Place(kafka.servers, tmp_path, max_message_bytes="5000")
     driver = place.driver(1, key="id").open()
     driver.run(0, [{"id": 7, "name": "x" * 4800}])
-    with pytest.raises(BadRows, match=r"key '8' makes a message of 5,1\d\d bytes.* takes 5,000"):
+    with pytest.raises(BadRows, match=r"key '8' makes a message of 5,1\d\d bytes.* accepts 5,000"):
         driver.stage(1, [*rows(1), {"id": 8, "name": "x" * 5000}])
     driver.run(1, rows(1))
     assert len(message_rows(place.servers, place.topic)) == 4
@@ -679,8 +679,8 @@ def test_a_topic_that_was_deleted_and_created_again_is_noticed(place: Place) -> 
     ("options", "said"),
     [
         ({"key": "nobody"}, "no column nobody"),
-        ({"value": "place"}, "no message by itself"),
-        ({"headers": "name"}, "no headers"),
+        ({"value": "place"}, "cannot be a message by itself"),
+        ({"headers": "name"}, "cannot be headers"),
         ({"key": ["id", "name", "place"]}, "no column is left"),
     ],
 )

@@ -191,7 +191,7 @@ def world(tmp_path: Path, kafka: Any, spark: SparkSession) -> World:
         ("a", {"max_rows_per_epoch": 0}, "max_rows_per_epoch=0"),
         ("a", {"on_bad": "skip"}, "on_bad='skip'"),
         ("a", {"on_bad": sinks.Files("bad")}, "no rows to reject"),
-        (["a", "b"], {"start": {0: 1}}, "does not say of which topic"),
+        (["a", "b"], {"start": {0: 1}}, "names no topic"),
         ("a", {"start": "yesterday"}, "start='yesterday'"),
         ("a", {"settings": {"group.id": "x"}}, "use group="),
         ("a", {"settings": {"kafka.client.id": "x"}}, "without 'kafka.'"),
@@ -562,7 +562,9 @@ def test_a_topic_that_joins_without_its_first_rows_is_named(world: World) -> Non
     world.live(declare)
     world.put(orders(4, 4), topic=world.create(partitions=1))
     drop_below(world, {0: 2})
-    with pytest.raises(OutOfRange, match="partition 0 came later, and its offsets 0 to 1 are gone"):
+    with pytest.raises(
+        OutOfRange, match="partition 0 was added later; its offsets 0 to 1 are gone"
+    ):
         world.live(declare)
 
 

@@ -283,7 +283,7 @@ def test_a_server_that_is_down_is_tried_again_and_says_so(place: Place, restarte
         with pytest.raises(PublishFailed, match="cannot connect") as failed:
             ask()
         assert failed.value.retryable
-        assert "is the server running" in failed.value.hint
+        assert "start the server" in failed.value.hint
     restarted.start()
     assert driver.publish(decided) is Outcome.PUBLISHED
     assert place.ids() == [1]

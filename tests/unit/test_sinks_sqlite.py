@@ -452,7 +452,7 @@ def test_a_table_that_refuses_decided_rows_says_what_to_do(target: SqliteTarget)
 def test_staged_files_with_other_rows_than_decided_are_not_published(target: SqliteTarget) -> None:
     sink, decided = fenced(target), publication(target.root, 0, table([1, 2, 3]))
     stage(Path(decided.files[0].path).parent, table([1, 2]))
-    with pytest.raises(PublishFailed, match="have 2 rows, decided were 3"):
+    with pytest.raises(PublishFailed, match="have 2 rows, but 3 were decided"):
         sink.publish(decided)
     assert target.rows() == []
 

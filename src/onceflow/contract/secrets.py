@@ -1,4 +1,4 @@
-"""Secrets among the settings of a sink: they are written down as `env:NAME`, never as they are."""
+"""Secrets among settings: onceflow writes `env:NAME` to disk, and never a value."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ _SECRET = re.compile(r"password|passwd|secret|token|credential", re.IGNORECASE)
 
 def is_secret(name: str, value: Any) -> bool:
     """Would this setting give a secret away, by its name?"""
-    named = isinstance(value, str) and value.startswith(_ENV)
-    return value is not None and not named and bool(_SECRET.search(name))
+    return value is not None and not names_variable(value) and bool(_SECRET.search(name))
+
+
+def names_variable(value: Any) -> bool:
+    """Is it `env:NAME`?"""
+    return isinstance(value, str) and value.startswith(_ENV)
 
 
 def from_environment(value: str) -> str:
-    """What the environment has for `env:NAME`; any other value as it is."""
-    if not value.startswith(_ENV):
+    """The value of the variable NAME for `env:NAME`; any other value unchanged."""
+    if not names_variable(value):
         return value
     name = value.removeprefix(_ENV)
     if name not in os.environ:

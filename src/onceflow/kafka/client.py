@@ -1,8 +1,8 @@
-"""The one client of Kafka: connections, what a broker says of topics and offsets, and deadlines.
+"""The one client of Kafka: connections, topics, offsets, and deadlines.
 
-An admin client of librdkafka whose request has timed out can end the whole process when the answer
-comes after all (an assertion; librdkafka 2.16). So an admin client lives for one request, and is
-asked only when a consumer has just got an answer from the broker.
+If a request of librdkafka's admin client times out and the answer still arrives, an assertion can
+end the whole process (librdkafka 2.16). So each admin client lives for one request, and it is used
+only after a consumer has just received an answer from the broker.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from onceflow.kafka.settings import with_environment
 
 _logger = logging.getLogger(__name__)
 
-_SLACK = 10.0  # seconds after its own timeout at which a client that says nothing is given up
+_SLACK = 10.0  # seconds that we wait for a client beyond its own timeout
 _PRODUCER = {
     "enable.idempotence": True,
     "acks": "all",
-    "partitioner": "murmur2_random",  # as the Java client: a key goes to the partition it knows
+    "partitioner": "murmur2_random",  # as in the Java client: a key keeps its partition
     "compression.type": "lz4",
     "linger.ms": 20,
     "queue.buffering.max.messages": 100_000,
@@ -49,7 +49,7 @@ def confluent() -> Any:
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic as the broker describes it; `id` tells it from a later one of the same name."""
+    """A topic as the broker describes it; `id` differs from that of a later one of this name."""
 
     name: str
     id: str
@@ -59,12 +59,12 @@ class Topic:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Brokers, and how to speak to them. Goes to executors as it is."""
+    """Brokers and the settings to reach them. Executors get a copy."""
 
     servers: str
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of librdkafka
     timeout: float = 60.0  # seconds for one request
-    reads: bool = False  # for a source? Then errors are those of a source
+    reads: bool = False  # does a source use it? Then errors are those of a source
 
     # -------------------------------------------------------------- clients
 
@@ -76,9 +76,9 @@ class Cluster:
         return self._make("Producer", {**_PRODUCER, **self.client(**settings)})
 
     def transactional_producer(self, id: str, **settings: Any) -> Any:
-        """A producer that has shut out all others with its id and ended what they left open.
+        """A producer that has shut out all others with its id and ended their open transactions.
 
-        Raises what the client raises.
+        Errors of the client are not translated.
         """
         kafka = confluent()
         producer = self.producer(**{"transactional.id": id, **settings})
@@ -96,7 +96,7 @@ class Cluster:
         return self._make("Consumer", self.client(**{**own, **settings}))
 
     def admin(self) -> Any:
-        """For one request: see the module."""
+        """Use it for one request only: see the docstring of this module."""
         return self._make("admin.AdminClient", self.client())
 
     def _make(self, kind: str, settings: dict[str, Any]) -> Any:
@@ -114,31 +114,31 @@ class Cluster:
     def explain(
         self, error: Any, doing: str, *, topic: str = "", id: str = "", heard: str = ""
     ) -> OnceflowError:
-        """Which error a KafkaError is for us, with the fix."""
+        """Our error for a KafkaError, with the fix."""
         return explain_client(
             error, doing, servers=self.servers, reads=self.reads, topic=topic, id=id, heard=heard
         )
 
     @contextlib.contextmanager
     def _asking(self, doing: str, *, topic: str = "", **settings: Any) -> Iterator[Any]:
-        """A consumer for one question. Errors are translated, with what was heard meanwhile."""
+        """A consumer for one request. Translated errors quote what the client last reported."""
         kafka, heard = confluent(), [""]
         consumer = self.consumer(error_cb=lambda error: heard.append(error.str()), **settings)
         try:
             yield consumer
         except kafka.KafkaException as error:
             with contextlib.suppress(kafka.KafkaException):
-                consumer.poll(0)  # hears what was said of connections
+                consumer.poll(0)  # delivers errors of connections
             raise self.explain(error.args[0], doing, topic=topic, heard=heard[-1]) from None
         finally:
-            consumer.close()  # at once: it may not be called back when it is half gone
+            consumer.close()  # now: it must not call back while Python destroys it
 
     # -------------------------------------------------------------- topics
 
     def topics(self, names: Iterable[str]) -> dict[str, Topic | None]:
-        """What the broker says of each; None for one that is not there. Never creates any."""
+        """Each topic as the broker describes it; None if there is none. Never creates a topic."""
         names = list(names)
-        doing = f"look at topic {', '.join(names)}"
+        doing = f"describe topic {', '.join(names)}"
         with self._asking(doing, topic=names[0] if names else "") as consumer:
             consumer.list_topics(*names[:1], timeout=self.timeout)
         return self._described(names)
@@ -165,7 +165,7 @@ class Cluster:
         except kafka.KafkaException as error:
             if error.args[0].code() == kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return None
-            raise self.explain(error.args[0], f"look at topic {name}", topic=name) from None
+            raise self.explain(error.args[0], f"describe topic {name}", topic=name) from None
         if said.is_internal:
             return None
         replication = min(len(partition.replicas) for partition in said.partitions)
@@ -196,7 +196,7 @@ class Cluster:
                 raise self.explain(error.args[0], doing, topic=topic) from error
 
     def topic_setting(self, topic: str, name: str) -> str | None:
-        """None if we may not ask."""
+        """None if this user may not read settings."""
         kafka = confluent()
         resource = kafka.admin.ConfigResource(kafka.admin.ResourceType.TOPIC, topic)
         admin = self.admin()
@@ -206,13 +206,13 @@ class Cluster:
         except kafka.KafkaException as error:
             if error.args[0].code() == kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 return None
-            raise self.explain(error.args[0], f"look at topic {topic}", topic=topic) from error
+            raise self.explain(error.args[0], f"describe topic {topic}", topic=topic) from error
 
     # -------------------------------------------------------------- offsets
 
     def ends(self, topic: str, partitions: Iterable[int], *, stable: bool) -> dict[int, int]:
-        """Where each partition ends: behind its last record, or (`stable`) before the first one
-        of a transaction that is still open."""
+        """The end of each partition: behind its last record, or (`stable`) before the first
+        record of an open transaction."""
         kafka = confluent()
         level = (
             kafka.IsolationLevel.READ_COMMITTED if stable else kafka.IsolationLevel.READ_UNCOMMITTED
@@ -232,8 +232,8 @@ class Cluster:
                 found = {at: said.result(self.timeout + _SLACK) for at, said in asked.items()}
                 return {at.partition: said.offset for at, said in found.items()}
             except kafka.KafkaException as error:
-                # A topic that was just made or grown is not known to every broker, and one whose
-                # broker just came back has no leader yet.
+                # Not every broker knows a topic that was just created or grown, and a partition
+                # whose broker has just started again has no leader yet.
                 if error.args[0].code() not in passing or time.monotonic() > deadline:
                     raise self.explain(error.args[0], f"read {topic}", topic=topic) from error
             time.sleep(0.05)
@@ -248,9 +248,11 @@ class Cluster:
             }
 
     def offsets_at(self, places: Iterable[Place], milliseconds: int, isolation: str) -> Offsets:
-        """Of the first row with that time or a later one; behind the last if there is none."""
+        """The offset of the first row with that time or a later one; the end if there is none."""
         ask = confluent().TopicPartition
-        ends = self.ranges(places, isolation)  # first: a row that comes meanwhile is not left out
+        ends = self.ranges(
+            places, isolation
+        )  # first, so that no row that arrives meanwhile is left out
         if not ends:
             return {}
         wanted = [ask(*place, milliseconds) for place in ends]
@@ -261,6 +263,6 @@ class Cluster:
 
 
 def _heard(error: Any) -> None:
-    """The call that meets an error raises it. Without this the client would raise a fatal one out
-    of whatever call comes next, even out of one that says that it went well: a SystemError."""
+    """Only logs it: the call that fails raises its error. Without this callback the client would
+    raise a fatal error from the next call, even from one that succeeds (as a SystemError)."""
     _logger.debug("Kafka's client: %s", error)

@@ -1,4 +1,4 @@
-"""Errors of Kafka by our names: of the client (`explain_client`), of Spark's connector
+"""Kafka's errors as ours: those of the client (`explain_client`) and of Spark's connector
 (`explain_connector`)."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from onceflow.errors import (
     TargetError,
 )
 
-# Brokers that do not answer, or are too few for now.
+# Brokers do not answer, or too few are in sync.
 _AWAY = (
     "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "_TIMED_OUT", "_MSG_TIMED_OUT",
     "REQUEST_TIMED_OUT", "NETWORK_EXCEPTION", "BROKER_NOT_AVAILABLE", "LEADER_NOT_AVAILABLE",
@@ -50,10 +50,10 @@ _LINKAGE = r"java\.lang\.(?:NoClassDefFoundError|NoSuchMethodError|ClassNotFound
 def explain_client(
     error: Any, doing: str, *, servers: str, reads: bool, topic: str, id: str, heard: str
 ) -> OnceflowError:
-    """Which error it is for us, with the fix; `error` is a KafkaError.
+    """Our error for a KafkaError, with the fix.
 
-    `reads`: a source asked, not a sink. `heard`: what the client last said of its connections,
-    which tells more than that a request timed out.
+    `reads`: a source made the request, not a sink. `heard`: the last error of a connection, which
+    says more than that a request timed out.
     """
     said = heard or error.str()
     if "AUTHENTICATION" in error.name() or "authentication" in said.lower():
@@ -91,7 +91,8 @@ def _writing(error: Any, message: str, topic: str, id: str) -> OnceflowError:
         known.INVALID_TRANSACTION_TIMEOUT: "transaction_timeout= of the sink must not be above "
         "transaction.max.timeout.ms of the broker: lower the one or raise the other",
         known.MSG_SIZE_TOO_LARGE: f"raise max.message.bytes of topic {topic} again",
-        known.INVALID_REPLICATION_FACTOR: "create the topic yourself, as your cluster wants it",
+        known.INVALID_REPLICATION_FACTOR: "create the topic yourself, with a "
+        "replication factor that your cluster allows",
         known.UNKNOWN_TOPIC_OR_PART: "create the topic, or correct its name",
     }
     same = {
@@ -103,14 +104,14 @@ def _writing(error: Any, message: str, topic: str, id: str) -> OnceflowError:
     if hint := hints.get(same.get(code, code), ""):
         return TargetError(message, hint=hint)
     kind = TargetAway if code in [getattr(known, name) for name in _AWAY] else PublishFailed
-    return kind(message, hint="see that the brokers can be reached; it is tried again")
+    return kind(message, hint="check that the brokers can be reached; onceflow tries again")
 
 
 # ---------------------------------------------------------------- Spark's connector
 
 
 def explain_connector(text: str) -> OnceflowError | None:
-    """What an error of Spark says about Kafka; None if it is about something else."""
+    """Our error for the text of an error of Spark; None if it is not about Kafka."""
     return _connector(text) or _lost(text) or _denied(text) or _silent(text)
 
 
@@ -122,8 +123,8 @@ def _connector(text: str) -> SetupError | None:
     found = found or re.search(rf"{_LINKAGE}: ([^\n]+)\n\s+at org\.apache\.spark\.\S*kafka", text)
     if found:
         return SetupError(
-            f"the Kafka connector's jars do not fit together or not this Spark: {found[1]} is "
-            "missing",
+            "the jars of the Kafka connector do not match each other or this version of Spark: "
+            f"{found[1]} is missing",
             hint=_JARS,
         )
     return None
@@ -135,8 +136,8 @@ def _lost(text: str) -> OutOfRange | None:
     ):
         first, end, topic, partition = found.groups()
         return OutOfRange(
-            f"topic {topic}, partition {partition}: rows from offset {first} on (up to "
-            f"{int(end) - 1} were asked for) are gone",
+            f"topic {topic}, partition {partition}: rows from offset {first} on are gone "
+            f"(Spark asked for rows up to {int(end) - 1})",
             hint=_ANEW,
         )
     if found := re.search(r"Partition (\S+)-(\d+) offset was changed from (\d+) to (\d+)", text):
@@ -145,8 +146,8 @@ def _lost(text: str) -> OutOfRange | None:
     if found := re.search(r"Added partition (\S+)-(\d+) starts from (\d+) instead of 0", text):
         topic, partition, first = found.groups()
         return OutOfRange(
-            f"topic {topic}, partition {partition} came after the job was started, and its rows "
-            f"at offsets 0 to {int(first) - 1} were gone before they were read",
+            f"topic {topic}, partition {partition} was added after the job started, and its rows "
+            f"at offsets 0 to {int(first) - 1} were removed before the job read them",
             hint=_ANEW,
         )
     if found := re.search(

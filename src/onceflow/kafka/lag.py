@@ -1,4 +1,4 @@
-"""Consumer groups that are told what is published, for tools that show lag. Never read back."""
+"""Commit published offsets to consumer groups, for tools that show lag. Nobody reads them back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ class ConsumerGroups:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._lock = threading.Lock()
-        self._groups: dict[str, tuple[Any, Offsets]] = {}  # a client each, and what it committed
+        self._groups: dict[
+            str, tuple[Any, Offsets]
+        ] = {}  # group -> its client, and what it committed
 
     def commit(self, group: str, offsets: Offsets) -> None:
         with self._lock:
@@ -26,7 +28,7 @@ class ConsumerGroups:
             _send(client, offsets)
 
     def settle(self, seconds: float) -> None:
-        """Wait until the brokers have what was committed, but not longer than this."""
+        """Wait until the brokers have the committed offsets, at most for this time."""
         deadline = time.monotonic() + seconds
         with self._lock:
             groups, self._groups = self._groups, {}
@@ -45,7 +47,7 @@ def _send(client: Any, offsets: Offsets) -> None:
 
 
 def _is_committed(client: Any, offsets: Offsets, deadline: float) -> bool:
-    """True also if the broker refuses them: there is nothing to wait for."""
+    """Also true if the broker refuses them: there is nothing to wait for."""
     kafka = confluent()
     wanted = [kafka.TopicPartition(*place) for place in offsets]
     try:

@@ -4,20 +4,20 @@ Slot k writes to partition k of the ledger topic, with the output as key, in the
 as its rows. So the last committed record of a partition says what that slot has published.
 
 **How slots make one ledger.** Publications of an output are numbered (`number`), and a record says
-how many slots the publication has (`slots`) and what it follows (`before`). A publication begins
-when the one before it is complete, and it writes a record in each of its slots, also in those that
-get no rows. So the record with the highest number tells all:
+how many slots the publication has (`slots`) and which publication it follows (`before`). A
+publication begins when the one before it is complete, and it writes a record in each of its slots,
+even in those that get no rows. So the record with the highest number is enough:
 
 - if each of its slots has that number, the publication is complete, and it is the ledger;
-- else it was interrupted between two slots: the ledger is what it follows, and the driver that
-  publishes it again skips the slots that have it.
+- else it was interrupted between two slots: the ledger is the publication before it, and the driver
+  that publishes it again skips the slots that have it.
 
-**What a slot must say before.** A slot of the publication before says that publication. A slot that
-was not part of it (slots were added, or the last epochs had few rows) says anything older: it lacks
-nothing, since every publication is complete in its own slots. Such a slot keeps its old record
-until it is used again; nothing is carried along.
+**The record of a slot before a publication.** A slot that was part of the previous publication
+names it. A slot that was not (slots were added, or the last epochs had few rows) names an older
+one: it lacks nothing, since every publication is complete in its own slots. Such a slot keeps its
+old record until a publication uses it again.
 
-A record is never without the term of the driver that wrote it, and only grows: term and number.
+Every record has the term of the driver that wrote it. Term and number only grow.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from onceflow.kafka.client import Cluster, confluent
 
 _logger = logging.getLogger(__name__)
 
-_NEAR = 1000  # offsets from the end: the last record of a job that runs is nearly always there
-# Seconds for which a transaction that has its ledger record may stay open. The record is the last
-# thing that it gets, so a driver that is alive commits within a fraction of this.
+_NEAR = 1000  # offsets before the end: the last record of a running job is nearly always there
+# Seconds for which a transaction that has its ledger record may stay open. A driver writes the
+# record last, and if it is alive it commits within a fraction of this time.
 _LEFT_OPEN = 10.0
-# Nothing expires; small segments, so that reading stays quick.
+# Nothing expires; segments are small, so that reading stays quick.
 LEDGER_TOPIC = {
     "cleanup.policy": "compact",
     "segment.bytes": str(8 << 20),
@@ -65,7 +65,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Record:
-    """What one slot says."""
+    """The ledger record of one slot."""
 
     term: int
     token: str
@@ -127,7 +127,7 @@ class Slots:
 def slot_ledger(
     record: Record, slot: int, number: int, before: Published | None, publication: Publication
 ) -> Ledger:
-    """What the record of a slot says, in the words that `judge` knows."""
+    """The record of a slot as a ledger that `judge` takes."""
     joins = before is None or slot >= before.slots
     if record.number == number - 1 or (joins and record.number < number):
         return Ledger(record.term, publication.previous)
@@ -137,7 +137,7 @@ def slot_ledger(
 
 
 def transactional_id(ledger: str, output: str, slot: int) -> str:
-    """The same over restarts and lineages: a driver that publishes a slot shuts out all others."""
+    """The same in all drivers and lineages: the one that publishes a slot shuts out all others."""
     name = hashlib.sha256(f"{ledger}\n{output}".encode()).hexdigest()[:16]
     return f"onceflow-{name}-{slot}"
 
@@ -155,10 +155,10 @@ def read_records(
 ) -> dict[int, Record]:
     """The last committed record of the output in each partition that has one.
 
-    Read up to where the partition ends *with* what is uncommitted: an open transaction of anybody
-    would otherwise hide records of ours that lie behind its beginning. So this waits until it has
-    ended, and ends it if another output of onceflow has left it open. With `patience` it waits so
-    many seconds and then takes what can be seen.
+    It reads up to the end *with* uncommitted records: otherwise an open transaction, of anybody,
+    would hide our records that lie behind its beginning. So this function waits until the
+    transaction has ended, and ends it if another output of onceflow left it open. With `patience`
+    it waits for so many seconds and then reads the records that are visible.
     """
     partitions = list(partitions)
     ends = cluster.ends(ledger, partitions, stable=False)
@@ -174,7 +174,8 @@ def read_records(
 
 
 def _seen(cluster: Cluster, ledger: str, ends: dict[int, int], deadline: float) -> dict[int, int]:
-    """How far one that reads committed sees; a commit is answered before its marker is there."""
+    """The end for a reader of committed records. A broker answers a commit before it writes the
+    marker."""
     while True:
         stable = cluster.ends(ledger, ends, stable=True)
         if time.monotonic() >= deadline or all(stable[p] >= end for p, end in ends.items()):
@@ -188,7 +189,7 @@ class _Reader:
             **{
                 "isolation.level": "read_committed",
                 "auto.offset.reset": "earliest",
-                "fetch.wait.max.ms": 10,  # the end is what we wait for
+                "fetch.wait.max.ms": 10,  # we wait for the end
             }
         )
         self._cluster, self._ledger, self._key = cluster, ledger, output.encode()
@@ -224,7 +225,7 @@ class _Reader:
         if left:
             raise PublishUnknown(
                 f"ledger {self._ledger}, partition {', '.join(map(str, sorted(left)))}: an open "
-                "transaction of another program hides what is behind it, or the broker is away",
+                "transaction of another program hides the records behind it, or the broker is away",
                 hint="it ends by its transaction timeout; kafka-transactions.sh find-hanging and "
                 "abort end it at once. If nobody else writes there: brokers 4.3.0 and 4.3.1 may "
                 "lose the end of a transaction, see docs/kafka.md before you abort it",
@@ -242,9 +243,9 @@ def _end_others(cluster: Cluster, ledger: str, ours: bytes, partitions: Iterable
     """End the transactions that other outputs of onceflow left open in front of our records.
 
     Slot k of every output writes to partition k, so the first record of an open transaction there
-    names its output and with it the transactional id. A driver of that output that is alive after
-    all takes its slot again, reads its ledger, and publishes again: see `slot.py`. A transaction
-    of any other program is left alone.
+    names its output and with it the transactional id. If a driver of that output is still alive,
+    it takes its slot again, reads its ledger, and publishes again: see `slot.py`. Transactions of
+    other programs stay open.
     """
     partitions = list(partitions)
     stable = cluster.ends(ledger, partitions, stable=True)
@@ -257,7 +258,9 @@ def _end_others(cluster: Cluster, ledger: str, ours: bytes, partitions: Iterable
             continue
         output = key.decode()
         name = transactional_id(ledger, output, partition)
-        _logger.warning("%s, partition %d: ending what %s left open", ledger, partition, output)
+        _logger.warning(
+            "%s, partition %d: ending the transaction that %s left open", ledger, partition, output
+        )
         try:
             cluster.transactional_producer(name)
         except confluent().KafkaException as error:  # its own driver may have been faster
@@ -265,7 +268,7 @@ def _end_others(cluster: Cluster, ledger: str, ours: bytes, partitions: Iterable
 
 
 def _output_at(cluster: Cluster, ledger: str, partition: int, offset: int) -> bytes | None:
-    """The output whose record, committed or not, is at this offset; None if it is none of ours."""
+    """The output whose record, committed or not, is at this offset; None for other records."""
     kafka = confluent()
     consumer = cluster.consumer(**{"isolation.level": "read_uncommitted", "fetch.wait.max.ms": 10})
     try:

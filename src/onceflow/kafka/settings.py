@@ -1,6 +1,8 @@
-"""Settings of Kafka clients. Spark's connector has the Java client, the driver has librdkafka: what
-they call by different names is given by either name and reaches both. `env:NAME` is taken from the
-environment."""
+"""Settings of Kafka clients. Spark's connector uses the Java client, the driver uses librdkafka.
+
+Where their names for a setting differ, users give either name, and both clients get it. `env:NAME`
+stands for a variable of the environment.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +11,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from onceflow.contract.secrets import from_environment
+from onceflow.contract.secrets import from_environment, names_variable
 from onceflow.errors import JobError
 
-_ENV = "env:"
 _SECRET = re.compile(r"password|secret|token|jaas|\.pem$|oauthbearer\.config|sasl\.oauthbearer")
-# What the guarantee of a sink rests on is not for settings to change.
+# The guarantee of a sink depends on these: users cannot change them.
 _OF_THE_SINK = {
     "bootstrap.servers", "transactional.id", "enable.idempotence", "acks", "isolation.level",
     "transaction.timeout.ms", "group.id", "enable.auto.commit", "enable.partition.eof",
     "partitioner", "delivery.report.only.error", "message.max.bytes", "logger", "error_cb",
     "max.in.flight.requests.per.connection", "allow.auto.create.topics",
 }  # fmt: skip
-# What a source has an argument for.
+# A source has arguments for these.
 _OF_THE_SOURCE = {
     "bootstrap.servers": "servers=",
     "isolation.level": "isolation=",
@@ -34,8 +35,8 @@ _MODULES = {
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
-# What librdkafka takes to reach a broker. All other names are for the Java client alone, also those
-# that both know and mean different things by (`ssl.cipher.suites`, `sasl.kerberos.kinit.cmd`).
+# With these librdkafka reaches a broker. All other names are for the Java client alone, even those
+# that mean something else to librdkafka (`ssl.cipher.suites`, `sasl.kerberos.kinit.cmd`).
 _DRIVER = {
     "security.protocol", "sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password",
     "sasl.kerberos.service.name", "sasl.kerberos.principal", "sasl.kerberos.keytab",
@@ -60,7 +61,7 @@ def check_sink_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     if wrong:
         raise JobError(
             f"settings of a Kafka sink cannot change {', '.join(wrong)}",
-            hint="leave it out: servers=, timeout= and transaction_timeout= are what can be chosen",
+            hint="leave them out; you can choose servers=, timeout= and transaction_timeout=",
         )
     return dict(settings)
 
@@ -68,24 +69,24 @@ def check_sink_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 def check_source_settings(settings: Mapping[str, str]) -> dict[str, str]:
     for name in settings:
         if name.startswith("kafka."):
-            raise JobError(f"settings: {name!r} is named without 'kafka.'", hint=f"{name[6:]!r}")
+            raise JobError(f"settings: write {name!r} without 'kafka.'", hint=f"{name[6:]!r}")
         if name in _OF_THE_SOURCE:
             hint = f"use {_OF_THE_SOURCE[name]}"
-            raise JobError(f"settings: {name!r} is not for here", hint=hint)
+            raise JobError(f"settings cannot have {name!r}", hint=hint)
     return dict(settings)
 
 
 def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What may be written down. A value like `env:NAME` names a secret and is none."""
+    """The settings that may be written to disk. `env:NAME` names a secret but is none."""
     return {
         name: value
         for name, value in settings.items()
-        if not _SECRET.search(name) or str(value).startswith(_ENV)
+        if not _SECRET.search(name) or names_variable(value)
     }
 
 
 def with_environment(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, with what the environment has for values like `env:NAME`."""
+    """The settings, with the values of variables in place of `env:NAME`."""
     return {
         name: from_environment(value) if isinstance(value, str) else value
         for name, value in settings.items()
@@ -102,7 +103,7 @@ def for_spark(settings: Mapping[str, str]) -> dict[str, str]:
         mechanism = given.get("sasl.mechanism", "PLAIN")
         if mechanism not in _MODULES:
             raise JobError(
-                f"settings: sasl.mechanism {mechanism!r} does not go by name and password",
+                f"settings: sasl.mechanism {mechanism!r} does not use a name and a password",
                 hint=f"use one of {', '.join(_MODULES)}, or sasl.jaas.config",
             )
         said = f'username="{_quoted(user)}" password="{_quoted(password)}"'
@@ -114,7 +115,7 @@ def for_spark(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def _stores(given: dict[str, str]) -> None:
-    """Certificates by librdkafka's names become stores; those that are given by name stay."""
+    """Make stores of certificates that have librdkafka's names; keep stores that users gave."""
     file, text = given.pop("ssl.ca.location", ""), given.pop("ssl.ca.pem", "")
     if (file or text) and not _any(given, "ssl.truststore.location", "ssl.truststore.certificates"):
         given["ssl.truststore.type"] = "PEM"
@@ -148,7 +149,7 @@ def for_driver(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def _authorities(given: Mapping[str, str]) -> dict[str, str]:
-    """A trust store by librdkafka's names."""
+    """The trust store, under librdkafka's names."""
     if "ssl.truststore.certificates" in given:
         return {"ssl.ca.pem": given["ssl.truststore.certificates"]}
     if "ssl.truststore.location" not in given:
@@ -158,13 +159,13 @@ def _authorities(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _certificate(given: Mapping[str, str]) -> dict[str, str]:
-    """A key store by librdkafka's names."""
+    """The key store, under librdkafka's names."""
     if "ssl.keystore.key" in given:
         chain = given.get("ssl.keystore.certificate.chain", "")
         return {"ssl.key.pem": given["ssl.keystore.key"], "ssl.certificate.pem": chain}
     if "ssl.keystore.location" not in given:
         return {}
-    if _kind(given, "keystore", "PEM", "PKCS12") == "PEM":  # a file with both in it
+    if _kind(given, "keystore", "PEM", "PKCS12") == "PEM":  # one file has certificate and key
         names = ("ssl.certificate.location", "ssl.key.location")
         return dict.fromkeys(names, given["ssl.keystore.location"])
     names = ("ssl.keystore.location", "ssl.keystore.password")
@@ -172,7 +173,7 @@ def _certificate(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _kind(given: Mapping[str, str], store: str, *known: str) -> str:
-    kind = given.get(f"ssl.{store}.type", "JKS").upper()  # as the Java client takes it
+    kind = given.get(f"ssl.{store}.type", "JKS").upper()  # as in the Java client
     if kind not in known:
         raise JobError(
             f"settings: ssl.{store}.location is a {kind} store, which the driver's client "

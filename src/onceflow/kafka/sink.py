@@ -31,34 +31,34 @@ from onceflow.kafka.sink_rows import Layout
 from onceflow.kafka.slot import Part, Slot, Target, produce
 from onceflow.kafka.slot_job import publish_parts
 
-_GLANCE = 2.0  # seconds that `published` waits for an open transaction
-_LARGEST = 60_000_000  # bytes: below what a producer holds back in all
+_GLANCE = 2.0  # seconds for which `published` waits for an open transaction
+_LARGEST = 60_000_000  # bytes: below what a producer buffers in all
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
 class Kafka(Sink, CanStage, CanRefuseRows, CanAdd, CanCleanUp):
     """Every row of a decided epoch is in the topic exactly once, for consumers that read committed.
 
-    Consumers with `isolation.level=read_uncommitted` see rows that are taken back. An epoch is
-    atomic with one slot; with more, each slot is. A topic that somebody else writes to or trims is
-    not noticed; one that was deleted and created again is.
+    Consumers with `isolation.level=read_uncommitted` see rows of aborted transactions. With one
+    slot an epoch is atomic; with more, each slot is. The sink does not notice when somebody else
+    writes to the topic or trims it; it does notice a topic that was deleted and created again.
 
-    `key` and `value` are a column, as it is, or a list of columns, as a JSON object; without
-    `value`: all columns that key and headers don't take. A null key is no key; a null in a single
+    `key` and `value` are a column, unchanged, or a list of columns, as a JSON object; without
+    `value`: all columns that key and headers do not use. A null key is no key; a null in a single
     value column is a tombstone. `headers` is a column of map<string, binary> or
     array<struct<key: string, value: binary>>. Rows of a key go to the partition that the Java
     client chooses and stay in the order in which one Spark task had them.
 
-    `settings` are those of librdkafka; a value `env:NAME` is taken from the environment, so that
-    it is written down nowhere. `create` makes the topic, if it is not there:
+    `settings` are those of librdkafka; `env:NAME` stands for a variable of the environment, whose
+    value is written to no file. `create` creates the topic if there is none:
     `create={"partitions": 6, "replication": 3, "retention.ms": "-1"}`.
     """
 
     kind = "kafka"
     modes = ("append", "update")
-    no_rewind = "a topic keeps what it has"
+    no_rewind = "a topic keeps its rows"
     shared = True
-    few_rows = 20_000  # so few in an epoch go to one slot: they are not worth a Spark job
+    few_rows = 20_000  # an epoch with fewer goes to one slot: a Spark job would cost more
     place = "topic"
 
     def __init__(
@@ -82,7 +82,9 @@ class Kafka(Sink, CanStage, CanRefuseRows, CanAdd, CanCleanUp):
             if not _NAME.fullmatch(name):
                 raise JobError(f"{name!r} is not a name for a topic", hint="use letters and digits")
         if not 1 <= slots <= 1000:
-            raise JobError(f"slots={slots} is out of range", hint="1 to 1000; one a core is enough")
+            raise JobError(
+                f"slots={slots} is out of range", hint="use 1 to 1000; one for each core is enough"
+            )
         if not (timeout > 0 and transaction_timeout >= 1):
             raise JobError("timeout and transaction_timeout are seconds", hint="1 or more")
         self.slots = slots
@@ -95,7 +97,7 @@ class Kafka(Sink, CanStage, CanRefuseRows, CanAdd, CanCleanUp):
             layout=Layout(_tuple(key), _tuple(value), headers),
             transaction_timeout=transaction_timeout,
         )
-        self._said: Slots | None = None  # by the ledger, as this driver fenced and published it
+        self._said: Slots | None = None  # the ledger, as this driver wrote it last
         self._token = ""
         self._taken: dict[int, Slot] = {}
         self._adding: Any = None
@@ -144,7 +146,8 @@ class Kafka(Sink, CanStage, CanRefuseRows, CanAdd, CanCleanUp):
                 raise SchemaMismatch(error.message, hint=hint) from error
 
     def stage(self, staged: Staged) -> tuple[Committable, ...]:
-        """Say which slot each file goes to: all of a task to one, since rows of a key are there."""
+        """Choose a slot for each file. All files of a task go to one, to keep the order of a key's
+        rows."""
         for file in staged.files:
             self._target.layout.refuse_too_large(str(self), file, self._target.largest)
         slots = 1 if sum(file.rows for file in staged.files) < self.few_rows else self.slots
@@ -166,7 +169,7 @@ class Kafka(Sink, CanStage, CanRefuseRows, CanAdd, CanCleanUp):
         return self._read(output, self._cluster.topics([self.ledger])[self.ledger], _GLANCE).ledger
 
     def _read(self, output: str, ledger: Topic | None, patience: float) -> Slots:
-        """As it looks from outside: a transaction that is open right now may hide the last word."""
+        """The ledger as others see it: a transaction that is open now may hide the last records."""
         if ledger is None:
             return Slots({})
         partitions = range(ledger.partitions)
@@ -183,7 +186,9 @@ class Kafka(Sink, CanStage, CanRefuseRows, CanAdd, CanCleanUp):
             slot.shut_out()
 
     def fence(self, output: str, *, term: int, token: str) -> Ledger:
-        if self._said is not None or not self._taken:  # asked for again, or by itself
+        if (
+            self._said is not None or not self._taken
+        ):  # called again, or without `shut_out` before it
             self.shut_out(output)
         topic, partitions = self._make_topics()
         self._token, self._said = token, None
@@ -199,7 +204,9 @@ class Kafka(Sink, CanStage, CanRefuseRows, CanAdd, CanCleanUp):
                     hint="bring back the topic, or give the output a new name to start over",
                 )
         for number in range(self.slots, partitions):
-            self._taken.pop(number).close()  # retired; a decision of theirs takes them again
+            self._taken.pop(
+                number
+            ).close()  # no longer used; publishing a decision that has them takes them again
         self._said = Slots(records)
         return self._said.ledger
 
@@ -221,7 +228,7 @@ class Kafka(Sink, CanStage, CanRefuseRows, CanAdd, CanCleanUp):
         return topic, ledger.partitions
 
     def _there(self, name: str, partitions: int = 1) -> Topic:
-        """Brokers hear of a new topic, or of new partitions, one after the other."""
+        """Wait until the broker knows a new topic or new partitions: not all brokers do at once."""
         deadline = time.monotonic() + self._cluster.timeout
         while time.monotonic() < deadline:
             found = self._cluster.topics([name])[name]
@@ -230,7 +237,7 @@ class Kafka(Sink, CanStage, CanRefuseRows, CanAdd, CanCleanUp):
             time.sleep(0.05)
         raise PublishFailed(
             f"topic {name} was created, but Kafka at {self._cluster.servers} does not know it yet",
-            hint="see that all brokers run; it is tried again",
+            hint="check that all brokers run; onceflow tries again",
         )
 
     def publish(self, publication: Publication) -> Outcome:
@@ -260,7 +267,7 @@ class Kafka(Sink, CanStage, CanRefuseRows, CanAdd, CanCleanUp):
             self._said = Slots(records)
         if self._said.ledger.position != publication.position:
             raise TargetBehind(
-                f"{self}: not every slot says that epoch {publication.epoch} is published",
+                f"{self}: the ledger does not have epoch {publication.epoch} in every slot",
                 hint="bring back the ledger topic as it was",
             )
         reach("kafka.committed")
@@ -270,7 +277,7 @@ class Kafka(Sink, CanStage, CanRefuseRows, CanAdd, CanCleanUp):
         session = _session() if len(parts) > 1 else None
         if session is not None:
             for part in parts:
-                self._slot(part).close()  # a task takes it
+                self._slot(part).close()  # a task takes it over
             yield from publish_parts(session, self._target, parts).items()
             return
         for part in parts:
@@ -307,9 +314,10 @@ class Kafka(Sink, CanStage, CanRefuseRows, CanAdd, CanCleanUp):
             self._adding = None
             why = failures[0].str() if failures else "the broker does not answer"
             raise PublishFailed(
-                f"{self}: {left + len(failures)} rows of epoch {publication.epoch} were perhaps "
-                f"not written: {why}",
-                hint="see that the brokers can be reached; with at-least-once they are added again",
+                f"{self}: {left + len(failures)} rows of epoch {publication.epoch} may not have "
+                f"been written: {why}",
+                hint="check that the brokers can be reached; with at-least-once onceflow adds the "
+                "rows again",
             )
 
     def _note(self, error: Any, _: Any) -> None:
@@ -319,20 +327,20 @@ class Kafka(Sink, CanStage, CanRefuseRows, CanAdd, CanCleanUp):
     # -------------------------------------------------------------- what is open
 
     def transactional_ids(self, output: str) -> list[str]:
-        """Of all slots that the output ever had, or may have had."""
+        """The ids of all slots that the output has or may have had."""
         ledger = self._cluster.topics([self.ledger])[self.ledger]
         slots = range(ledger.partitions if ledger else 0)
         return [transactional_id(self.ledger, output, slot) for slot in slots]
 
     def end_transactions(self, output: str) -> list[str]:
-        """End what drivers of this output left open, and shut out those that still run."""
+        """End the open transactions of this output's drivers, and shut out those that still run."""
         ids = self.transactional_ids(output)
         for slot in range(len(ids)):
             Slot(self._target, output, slot).shut_out()
         return ids
 
     def held_back(self) -> list[dict[str, Any]]:
-        """Partitions of topic and ledger in which a transaction, of anybody, is open."""
+        """The partitions of topic and ledger in which a transaction, of anybody, is open."""
         found = []
         for topic in filter(None, self._cluster.topics([self.topic, self.ledger]).values()):
             stable, end = (
@@ -352,13 +360,13 @@ def _tuple(names: str | Iterable[str] | None) -> str | tuple[str, ...] | None:
 
 
 def _task(file: Committable) -> str:
-    """What the names of all files of one Spark task have in common: `part-00003-`."""
+    """The beginning of the names of all files of one Spark task: `part-00003-`."""
     found = re.match(r"part-\d+-", os.path.basename(file.path))
     return found[0] if found else file.path
 
 
 def _by_slot(files: Iterable[Committable]) -> dict[int, list[Committable]]:
-    """Slot 0 is always there, so that an epoch without rows moves the ledger too."""
+    """Slot 0 is always among them, so that even an epoch without rows moves the ledger."""
     found: dict[int, list[Committable]] = {0: []}
     for file in files:
         slot = int(file.partition.removeprefix("slot=") or "0")

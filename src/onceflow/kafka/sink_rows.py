@@ -1,8 +1,8 @@
 """Rows as Kafka's messages: Arrow columns to lists of bytes, a batch at a time.
 
-JSON is put together column by column by Arrow's own functions: no Python for each row, except for
-bytes (base64), and for headers. A message has every field, null or not; times are in UTC with
-microseconds; decimals are numbers; NaN and infinities, which JSON does not have, are strings.
+Arrow's own functions build the JSON column by column: Python runs for each row only to encode bytes
+(base64) and headers. A message has every field, null or not; times are in UTC with microseconds;
+decimals are numbers; NaN and infinities, which JSON does not have, are strings.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH = 10_000  # rows
-_OVERHEAD = 128  # bytes that a message takes beside key, value and headers; on the safe side
-_ESCAPED = 6  # so many times longer can a string become in JSON
+_OVERHEAD = 128  # bytes of a message beside key, value and headers, at most
+_ESCAPED = 6  # a string can become this many times longer in JSON
 _RAW = ("string", "binary")
 _TEXT = ("boolean", "byte", "short", "integer", "long", "date", "timestamp", "timestamp_ntz")
-_PLAIN_FIELD = 48  # bytes: the longest of them, a decimal, with its comma
+_PLAIN_FIELD = 48  # bytes: the longest field that is no text, a decimal, with its comma
 _HEADERS = (
     "map<string, string>", "map<string, binary>",
     "array<struct<key: string, value: string>>", "array<struct<key: string, value: binary>>",
@@ -42,12 +42,12 @@ Messages = tuple[list[bytes | None], list[bytes | None], list[Any] | None]
 class Layout:
     """Which columns make a message's key, value and headers."""
 
-    key: Columns = None  # one column as it is; several: JSON; None: no key
-    value: Columns = None  # None: all columns that key and headers don't take
+    key: Columns = None  # one column: unchanged; several: JSON; None: no key
+    value: Columns = None  # None: all columns that key and headers do not use
     headers: str | None = None
 
     def refuse(self, sink: str, schema: str) -> None:
-        """`JobError` for columns that are not there or of types that have no form."""
+        """`JobError` for columns that do not exist or whose types cannot be sent."""
         kinds = columns(schema)
         named = [*_names(self.key), *_names(self.value), *_names(self.headers)]
         missing = [name for name in named if name not in kinds]
@@ -57,16 +57,16 @@ class Layout:
                 hint=f"the columns are {', '.join(kinds)}",
             )
         if not self._values(list(kinds)):
-            raise JobError(f"{sink}: no column is left for the value", hint="name it with value=")
+            raise JobError(f"{sink}: no column is left for the value", hint="name one with value=")
         for name in (self.key, self.value):
             if isinstance(name, str) and not _is_plain(kinds[name]):
                 raise JobError(
-                    f"{sink}: column {name} is {kinds[name]}, which is no message by itself",
+                    f"{sink}: column {name} is {kinds[name]}, which cannot be a message by itself",
                     hint=f"cast it to string or binary, or name it in a list: [{name!r}]",
                 )
         if self.headers and kinds[self.headers] not in _HEADERS:
             raise JobError(
-                f"{sink}: column {self.headers} is {kinds[self.headers]}, which are no headers",
+                f"{sink}: column {self.headers} is {kinds[self.headers]}, which cannot be headers",
                 hint=f"make it {_HEADERS[1]} or {_HEADERS[3]}",
             )
         leaves = leaf_types(schema)
@@ -94,7 +94,7 @@ class Layout:
             yield self.messages(batch)
 
     def refuse_too_large(self, sink: str, file: Committable, limit: int) -> None:
-        """`BadRows` if a row makes a message that the topic does not take."""
+        """`BadRows` if a row makes a message that is too large for the topic."""
         for _, why in self.too_large(file, limit):
             raise BadRows(
                 f"{sink}: {why}",
@@ -103,11 +103,11 @@ class Layout:
             )
 
     def too_large(self, file: Committable, limit: int) -> Iterator[tuple[int, str]]:
-        """Rows that make a message that the topic does not take: number, and what is wrong.
+        """The rows whose messages are too large for the topic: number, and what is wrong.
 
-        What a file holds in all (unless it is nested: a small array may have a long text), and
-        then the longest values of a batch, tell nearly always that no message can be that large;
-        only else messages are made here.
+        Nearly always the size of the file (unless it is nested: a small array may have a long
+        text), or else the longest values of a batch, show that no message can be that large. Only
+        otherwise this function makes the messages.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -137,7 +137,7 @@ class Layout:
                 yield (
                     n,
                     f"the row with key {_show(key)} makes a message of {size:,} bytes, the topic "
-                    f"takes {limit:,}",
+                    f"accepts {limit:,}",
                 )
 
     def _values(self, names: list[str]) -> str | tuple[str, ...]:
@@ -181,7 +181,7 @@ def _show(key: bytes | None) -> str:
 
 
 def _most(column: pa.Array) -> int:
-    """No value of the column is longer in JSON."""
+    """An upper bound for the length of a value of this column in JSON."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -224,7 +224,7 @@ def bytes_of(column: pa.Array) -> list[bytes | None]:
 
 
 def _text(column: pa.Array) -> pa.Array:
-    """A plain column without quotes: what a single column is as a key or a value."""
+    """A plain column without quotes, as a key or a value by itself."""
     import pyarrow as pa
     import pyarrow.compute as pc
     from pyarrow import types
@@ -233,7 +233,7 @@ def _text(column: pa.Array) -> pa.Array:
     if types.is_binary(kind) or types.is_string(kind):
         return column
     if types.is_timestamp(kind):
-        plain = column.cast(pa.timestamp("us"))  # Arrow takes its time to write a time zone
+        plain = column.cast(pa.timestamp("us"))  # Arrow writes time zones slowly
         text = pc.replace_substring(plain.cast(pa.string()), " ", "T")
         return pc.binary_join_element_wise(text, "Z", "") if kind.tz else text
     return column.cast(pa.string())
@@ -317,7 +317,7 @@ def _quote(text: pa.Array) -> pa.Array:
 
 
 def _escape(text: pa.Array) -> pa.Array:
-    """What JSON wants written otherwise: quotes, backslashes, control characters."""
+    """Escape what JSON requires: quotes, backslashes, control characters."""
     import numpy as np
     import pyarrow.compute as pc
 

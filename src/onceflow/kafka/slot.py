@@ -1,11 +1,11 @@
 """Publish one slot: rows and ledger record in one transaction, by the only producer that may.
 
-The driver that calls `init_transactions` last with a slot's transactional id shuts out all others
-and ends what they left open. So between that call and a commit nobody else has written, and reading
-the ledger in between makes the commit a compare-and-set. It is last-come-wins, not
-highest-term-wins: an older driver that wakes up can shut out the leader. So a driver that is shut
-out reads the ledger: a term above its own is `Fenced`; else it takes the slot again, reads again,
-and continues.
+The driver that was last to call `init_transactions` with a slot's transactional id shuts out all
+others and ends their open transactions. So nobody else writes between that call and a commit, and
+reading the ledger in between makes the commit a compare-and-set. The last caller wins, not the
+highest term: an older driver that wakes up can shut out the leader. So a driver that was shut out
+reads the ledger: a term above its own is `Fenced`; else it takes the slot again, reads again, and
+continues.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from onceflow.kafka.client import Cluster, confluent
 from onceflow.kafka.ledger import Published, Record, read_records, slot_ledger, transactional_id
 from onceflow.kafka.sink_rows import Layout, Messages
 
-_TAKES = 5  # times in a row that a slot is taken again from an older driver
+_TAKES = 5  # how often a driver takes a slot again from an older one, before it gives up
 
 
 @dataclass(frozen=True)
 class Target:
-    """The topic and its ledger, and how rows go there. Goes to executors as it is."""
+    """The topic, its ledger, and the layout of messages. Executors get a copy."""
 
     cluster: Cluster
     topic: str
     ledger: str
     layout: Layout
     transaction_timeout: float
-    largest: int = 1_000_000  # bytes: the largest message that the topic takes
+    largest: int = 1_000_000  # bytes: the largest message that the topic accepts
 
     def __str__(self) -> str:
         return f"Kafka({self.topic!r}, servers={self.cluster.servers!r})"
@@ -58,7 +58,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Part:
-    """What one slot has to do for one publication."""
+    """The part of a publication that one slot writes."""
 
     slot: int
     files: tuple[Committable, ...]
@@ -70,11 +70,11 @@ class Part:
 
 
 class _ShutOut(Exception):
-    """Somebody else took the slot, or the broker gave up on this producer."""
+    """Another producer took the slot, or the broker gave up on this one."""
 
 
 class Slot:
-    """The producer of one slot and what the slot's ledger says while nobody else takes it."""
+    """The producer of one slot, and the slot's record, valid while nobody else takes the slot."""
 
     def __init__(self, target: Target, output: str, number: int) -> None:
         self._target, self._output, self.number = target, output, number
@@ -107,7 +107,7 @@ class Slot:
         raise self._disputed(why)
 
     def publish(self, part: Part) -> Record:
-        """Publish the part unless the slot has it; what the slot says afterwards."""
+        """Publish the part unless the slot has it. Returns the slot's record after that."""
         why = ""
         for _ in range(_TAKES):
             kept = self._producer is not None
@@ -124,7 +124,7 @@ class Slot:
             except (Fenced, TargetBehind):
                 if not kept:
                     raise
-                self.close()  # what we remember is old: another process of ours had the slot since
+                self.close()  # our record is old: another process of this driver had the slot since
                 continue
             assert self._record is not None
             return self._record
@@ -137,8 +137,8 @@ class Slot:
         record = self._record
         if record is None or record.term < part.publication.term:
             raise TargetBehind(
-                f"{self.name}: the ledger does not know term {part.publication.term}, which was "
-                "written when this driver began: it was set back, replaced or emptied",
+                f"{self.name}: the ledger does not have term {part.publication.term}, which this "
+                "driver wrote when it started: it was set back, replaced or emptied",
                 hint="bring back the ledger topic as it was",
             )
         if record.term == part.publication.term and part.token not in ("", record.token):
@@ -149,7 +149,7 @@ class Slot:
         return record
 
     def _refuse_newer_term(self, part: Part) -> None:
-        """Read without taking: the leader is not disturbed by one that has to stop."""
+        """Read without taking the slot: a driver that must stop does not disturb the leader."""
         said = self._read()
         if said is not None:
             refuse_older(said.term, part.publication.term, self.name)
@@ -162,7 +162,7 @@ class Slot:
         )
 
     def shut_out(self) -> None:
-        """Shut out all others and end what they left open. Does not read the ledger."""
+        """Shut out all others and end their transactions. Does not read the ledger."""
         why = ""
         for _ in range(_TAKES):
             try:
@@ -172,7 +172,7 @@ class Slot:
         raise self._disputed(why)
 
     def take(self) -> None:
-        """Shut out all others, unless that is done, and read what they had published."""
+        """Shut out all others, unless that is done, and read what they have published."""
         if self._producer is None:
             self._begin()
         try:
@@ -206,7 +206,7 @@ class Slot:
     def _disputed(self, why: str) -> PublishFailed:
         return PublishFailed(
             f"{self.name}: taken {_TAKES} times, and lost again each time: {why}",
-            hint="see that no other driver of this job runs, then try again",
+            hint="stop all other drivers of this job, then start it again",
         )
 
     # -------------------------------------------------------------- the transaction
@@ -234,7 +234,7 @@ class Slot:
         reach("kafka.committed-one")
 
     def _commit(self, producer: Any) -> None:
-        """A commit whose answer got lost can be asked for again."""
+        """If the reply to a commit is lost, the same commit may be sent again."""
         kafka = confluent()
         deadline = time.monotonic() + self._target.cluster.timeout
         while True:
@@ -249,12 +249,12 @@ class Slot:
                     self.close()
                     raise PublishUnknown(
                         f"{self.name}: no answer to the commit: {said.str()}",
-                        hint="see that the brokers can be reached; the ledger is read then",
+                        hint="check that the brokers can be reached, then start the job again",
                     ) from error
 
     def _cause(self, error: Any) -> Any:
-        """Rows for a transaction that has failed are refused without its error. Who asks for
-        another transaction hears it, and nothing is committed by that."""
+        """The client refuses further rows of a failed transaction without the reason. It tells the
+        reason when another transaction begins, and that commits nothing."""
         kafka = confluent()
         if error.code() == kafka.KafkaError._STATE:
             try:
@@ -285,7 +285,8 @@ class Slot:
         return target.cluster.explain(error, f"write to {target.topic}", topic=target.topic)
 
     def _give_up(self) -> None:
-        """Nothing of what was written becomes visible; if this fails, the next `take` does it."""
+        """Abort the transaction, so that none of its rows becomes visible. If this fails, the next
+        `take` does it."""
         producer = self._producer
         if producer is not None:
             with contextlib.suppress(confluent().KafkaException):
@@ -303,7 +304,7 @@ class Slot:
                 yield messages
             if count != file.rows:
                 raise PublishFailed(
-                    f"{file.path} has {count} rows, decided were {file.rows}",
+                    f"{file.path} has {count} rows, but {file.rows} were decided",
                     hint="the staged files were changed; put them back from a backup",
                 )
 
@@ -312,8 +313,8 @@ class Slot:
 
 
 def produce(producer: Any, target: Target, messages: Messages) -> None:
-    """Hand rows to the client, in their order. It sends them in the background, and holds no more
-    of them than `queue.buffering.max` says."""
+    """Hand rows to the client, in their order. It sends them in the background, and holds at most
+    `queue.buffering.max` of them."""
     keys, values, headers = messages
     send, topic = producer.produce, target.topic
     for n, (key, value) in enumerate(zip(keys, values, strict=True)):
@@ -328,12 +329,12 @@ def produce(producer: Any, target: Target, messages: Messages) -> None:
 
 
 def _wait_for_room(producer: Any, target: Target) -> None:
-    """As long as the broker takes some rows, there is no hurry."""
+    """Wait as long as the broker accepts rows, however slowly."""
     full, since = len(producer), time.monotonic()
     while len(producer) >= full:
         producer.poll(0.02)
         if time.monotonic() - since > target.cluster.timeout:
             raise TargetAway(
-                f"{target}: the broker took no row for {target.cluster.timeout:g} s",
-                hint="see that the brokers can be reached; it is tried again",
+                f"{target}: the broker accepted no row for {target.cluster.timeout:g} s",
+                hint="check that the brokers can be reached; onceflow tries again",
             )

@@ -1,8 +1,8 @@
-"""The slots of a publication side by side: a Spark job with a task for each slot.
+"""Publish the slots of an epoch in parallel: a Spark job with a task for each slot.
 
-It is a barrier stage, which Spark does not speculate: two attempts of one slot would shut each
-other out again and again (and still publish once). A producer stays in its Python worker for the
-next epoch. A task that finds none of its own takes the slot, reads its ledger, and continues.
+It is a barrier stage, because Spark does not speculate these: two attempts of one slot would shut
+each other out again and again (and still publish once). A producer stays in its Python worker for
+the next epoch. A task that finds none there takes the slot, reads its ledger, and continues.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _KEPT = 8  # producers of a Python worker
-# Of the errors of several slots the first of these is raised.
+# If several slots fail, the first of these is raised.
 _WORST = (Fenced, TargetBehind, PublishUnknown, PublishFailed)
 
 _kept: dict[tuple[str, str, int, str], Slot] = {}
 
 
 def publish_parts(session: Any, target: Target, parts: list[Part]) -> dict[int, Record]:
-    """Slot -> what it says now. Raises what the worst of them raised."""
+    """Slot -> its new record. Raises the worst error of the tasks."""
     tasks = min(len(parts), max(1, session.sparkContext.defaultParallelism))
     dynamic = session.conf.get("spark.dynamicAllocation.enabled", "false") == "true"
     task = partial(_publish, target, tuple(parts))
@@ -56,7 +56,7 @@ def _publish(
 
 
 def _attempt(target: Target, part: Part) -> Record | OnceflowError:
-    """An error is an answer: if a task failed, Spark would run all of them again."""
+    """Returns errors: if a task failed, Spark would run all of them again."""
     name = (target.ledger, part.publication.output, part.slot, part.token)
     slot = _kept.pop(name, None) or Slot(target, part.publication.output, part.slot)
     try:

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-# A range that ends with the mark of a transaction is read to its end by one more fetch, and that
-# waits behind one that asks for what is not there yet: half a second a partition by default.
+# If a range ends with the marker of a transaction, the connector needs one more fetch to pass it,
+# which waits for a fetch of rows that do not exist yet: half a second a partition by default.
 _FETCH_WAIT_MS = "10"
 _ISOLATION = ("read_committed", "read_uncommitted")
-_EARLIEST = -2  # as Spark's connector writes it
-_DEADLINE = 10.0  # seconds for one question of the driver
+_EARLIEST = -2  # in Spark's connector
+_DEADLINE = 10.0  # seconds for one request of the driver
 _SETTLE = 2.0  # seconds
 _LAG = 1.0  # seconds
 
@@ -36,23 +36,23 @@ _LAG = 1.0  # seconds
 class Kafka(Source):
     """Every committed row of the topics is read exactly once, with its place.
 
-    It does not keep an order between partitions, and rows of one transaction may come in several
-    epochs. Rows that Kafka removed before they were read are an error that names them.
+    There is no order between partitions, and rows of one transaction may come in several epochs. If
+    Kafka removed rows before the job read them, an error names them.
 
     `topics`: a name, a list of names, or a compiled pattern that whole names match; partitions and
-    matching topics that come later are read from their beginning. `value` and `key`: None for
+    matching topics that are added later are read from their beginning. `value` and `key`: None for
     bytes, "string", or the schema of a JSON object. A value with a schema gives a column for each
     of its fields, else there is the column `value`; then come `_key`, `_topic`, `_partition`,
     `_offset`, `_timestamp` and `_headers`. A null value gives nulls; with a schema, `_tombstone`
-    tells it from an object without fields.
+    distinguishes it from an object without fields.
 
     `start`: "earliest", "latest", {topic: {partition: offset}} or, of one topic, {partition:
     offset}, or a time (a datetime, or text such as "2026-11-15T10:00:00Z": rows with that time or
     a later one). It counts for the first start only. A row that cannot be parsed stops the job
     (`on_bad="stop"`) or goes to the sink that `on_bad` names, as (topic, partition, offset,
     timestamp, key, value, reason), through a query of its own. `settings`: of the Kafka client.
-    `group`: the consumer group to which published offsets are committed, for tools that show lag;
-    it is never read.
+    `group`: the consumer group to which the job commits published offsets, for tools that show
+    lag; the job never reads them.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class Kafka(Source):
             raise JobError(f"on_bad={on_bad!r} is neither 'stop' nor a sink")
         if on_bad != "stop" and value is None and key is None:
             raise JobError(
-                "bytes are never wrong: there are no rows to reject",
-                hint='name a form: Kafka(…, value="id long, name string"), or "string"',
+                "on_bad is for messages that are parsed; value and key are plain bytes here",
+                hint='say how to parse them: Kafka(…, value="id long, name string"), or "string"',
             )
         settings_of_driver = for_driver(self._settings)
         self._cluster = Cluster(self.servers, settings_of_driver, _DEADLINE, reads=True)
@@ -112,7 +112,7 @@ class Kafka(Source):
     # .............................................................. topics
 
     def _declared_topics(self) -> dict[str, Topic]:
-        """The topics of those names, all of which must be there; or all that match, if any."""
+        """The named topics, all of which must exist; or all that match, if any."""
         found = self._present(self.topics)
         missing = (
             [n for n in self.topics if n not in found] if isinstance(self.topics, list) else []
@@ -125,16 +125,16 @@ class Kafka(Source):
         return found
 
     def _present(self, wanted: list[str] | re.Pattern[str]) -> dict[str, Topic]:
-        """The topics of those names, or that match, that are there."""
+        """The topics that exist among those that are named, or that match."""
         if isinstance(wanted, re.Pattern):
             return self._cluster.matching(wanted)
         found = self._cluster.topics(wanted)
         return {name: topic for name, topic in found.items() if topic is not None}
 
-    # .............................................................. where it begins
+    # .............................................................. the first start
 
     def pin(self) -> dict[str, Any]:
-        """Where a first start begins, and which topics it saw."""
+        """The offsets at which a first start begins, and the topics that it found."""
         topics = self._declared_topics()
         first = self._first(topics)
         return {
@@ -145,15 +145,15 @@ class Kafka(Source):
         }
 
     def pinned(self, pin: dict[str, Any], keep: Keep) -> Kafka:
-        """This source, beginning where `pin` says."""
+        """This source, beginning at the offsets of `pin`."""
         source = copy.copy(self)
         source._pin, source._keep, source._reached = pin, keep, {}
         source._ids = {name: topic["id"] for name, topic in pin["topics"].items()}
         return source
 
     def remember(self, offset: Any) -> None:
-        """The ids of topics that joined. Asked for before rows are read: if a topic is created
-        again in between, it is not taken for the one that was read."""
+        """Keep the ids of topics that are new. This comes before rows are read: a topic that is
+        created again in between is then not taken for the one that was read."""
         new = sorted(set(offset) - set(self._ids))
         if not new:
             return
@@ -166,7 +166,7 @@ class Kafka(Source):
             )
 
     def _refuse_others(self, topics: Mapping[str, Topic]) -> None:
-        """From the first time on that a topic is seen, it is known by its id."""
+        """A topic keeps the id that it had when the job first saw it."""
         for name, topic in topics.items():
             if name not in self._ids:
                 self._ids[name] = self._keep(name, {"id": topic.id})["id"]
@@ -200,7 +200,7 @@ class Kafka(Source):
     # .............................................................. rows
 
     def stream(self, spark: SparkSession, name: str) -> DataFrame:
-        """The rows as they come. Without a job, `start` counts for a query without a checkpoint."""
+        """The rows as a stream. Without a job, `start` applies to a query without a checkpoint."""
         form = self._form()
         return form.good(form.judged(self._load(spark, name)), stop=self.on_bad == "stop")
 
@@ -228,11 +228,11 @@ class Kafka(Source):
             options["maxOffsetsPerTrigger"] = str(self.max_rows_per_epoch)
         try:
             return spark.readStream.name(name).format("kafka").options(**options).load()
-        except Exception as error:  # py4j's or Spark's: the jars are not there, or not these
+        except Exception as error:  # of py4j or Spark: the jars are missing or do not match
             raise explain_connector(str(error)) or error from None
 
     def _starting_offsets(self) -> str:
-        """For every partition that there is: where the first start began, or its beginning."""
+        """For every partition: the offset at which the first start began, or its beginning."""
         pinned = (self._pin or self.pin())["topics"]
         topics = self._declared_topics()
         if self._pin:
@@ -244,10 +244,10 @@ class Kafka(Source):
             begin[name] = dict(enumerate([*first, *later]))
         return json.dumps(begin) if begin else "earliest"
 
-    # .............................................................. where it continues
+    # .............................................................. later starts
 
     def check(self, offset: Any) -> bool:
-        """Refuse to continue from `offset` if rows behind it are gone. The error names them."""
+        """Refuse to continue from `offset` if later rows are gone. The error names them."""
         stands = self._begins() if offset is None else _flat(offset)
         dropped = sorted({topic for topic, _ in stands if not self._wants(topic)})
         if dropped:
@@ -268,7 +268,7 @@ class Kafka(Source):
         )
 
     def _begins(self) -> Offsets:
-        """Where the first start began, as far as it is pinned."""
+        """The offsets at which the first start began, as far as they are pinned."""
         pinned = self._pin["topics"] if self._pin else {}
         return {(name, p): o for name, of in pinned.items() for p, o in enumerate(of["next"])}
 
@@ -278,7 +278,7 @@ class Kafka(Source):
         return topic in self.topics
 
     def _lost(self, stands: Offsets, *, begun: bool) -> tuple[list[str], dict[str, dict[int, int]]]:
-        """What is gone, and where the rest begins."""
+        """The rows that are gone, and the offsets at which the rest begins."""
         topics = self._present(self.topics)
         places = [(name, p) for name, topic in topics.items() for p in range(topic.partitions)]
         ranges = self._cluster.ranges(places, self.isolation)
@@ -306,7 +306,7 @@ class Kafka(Source):
             if (t, p) not in ranges
         ]
         lost += [
-            f"topic {t}, partition {p} came later, and its offsets 0 to {low[t, p] - 1} are gone"
+            f"topic {t}, partition {p} was added later; its offsets 0 to {low[t, p] - 1} are gone"
             for t, p in places
             if begun and (t, p) not in stands and t not in others and low[t, p] > 0
         ]
@@ -316,7 +316,8 @@ class Kafka(Source):
         return lost, left
 
     def published(self, query: str, offset: Any) -> None:
-        """Tell the consumer group, for tools that show lag; of several queries the slowest."""
+        """Commit to the consumer group, for tools that show lag. Of several queries the slowest
+        counts."""
         group = self.group or "onceflow." + query.replace("/", ".")
         queries = self._reached.setdefault(group, {})
         queries[query] = _flat(offset)
@@ -338,8 +339,8 @@ def _topics(topics: Any) -> list[str] | re.Pattern[str]:
     if isinstance(topics, re.Pattern):
         if topics.flags != re.compile("").flags or not isinstance(topics.pattern, str):
             raise JobError(
-                f"the pattern {topics.pattern!r} has flags, which Kafka's does not know",
-                hint="write them into the pattern: (?i)orders-.*",
+                f"the pattern {topics.pattern!r} has flags, which patterns of Kafka do not have",
+                hint="write the flags into the pattern: (?i)orders-.*",
             )
         return topics
     names = [topics] if isinstance(topics, str) else list(topics)
@@ -363,5 +364,5 @@ def _by_topic(start: Any, topics: list[str] | re.Pattern[str]) -> Any:
     if isinstance(topics, list) and len(topics) == 1:
         return {topics[0]: dict(start)}
     raise JobError(
-        f"start={dict(start)!r} does not say of which topic", hint="{topic: {partition: offset}}"
+        f"start={dict(start)!r} names no topic", hint="write start={topic: {partition: offset}}"
     )

@@ -1,4 +1,4 @@
-"""How a message of Kafka becomes a row, and why one cannot."""
+"""How a message of Kafka becomes a row, or why it cannot."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _REJECTED = ("topic", "partition", "offset", "timestamp", "key", "value", "reaso
 
 @dataclass(frozen=True)
 class Form:
-    """What key and value are: None for bytes, "string", or the fields of a JSON object."""
+    """The forms of key and value: None for bytes, "string", or the fields of a JSON object."""
 
     value: str | StructType | None
     key: str | StructType | None
 
     @classmethod
     def of(cls, value: Any, key: Any, what: str) -> Form:
-        """With schemas as types. `what`: whose form it is, to be told if it cannot be."""
+        """Parse the schemas. `what`: the source, for messages."""
         parsed = {
             name: form if form in (None, "string") else row_schema(form, what, json=True)
             for name, form in (("value", value), ("key", key))
@@ -41,7 +41,7 @@ class Form:
         return cls(**parsed)
 
     def judged(self, messages: DataFrame) -> DataFrame:
-        """With `key_row` and `value_row`, decoded, and the `reason` why they cannot be, or null."""
+        """Add `key_row` and `value_row`, decoded, and the `reason` why they cannot be, or null."""
         from pyspark.sql import functions as F
 
         rows, reasons = messages, [F.lit(None).cast("string")]
@@ -64,12 +64,12 @@ class Form:
         return rows.withColumn("reason", F.coalesce(*reasons))
 
     def good(self, rows: DataFrame, *, stop: bool) -> DataFrame:
-        """The rows of a job. `stop`: a task ends at a bad one, else they are left out."""
+        """The rows for a job. `stop`: a bad row fails the task; else bad rows are left out."""
         from pyspark.sql import functions as F
 
         bad = F.col("reason").isNotNull()
         if stop:
-            # Also in the columns: Spark may move a filter of the query below ours.
+            # In the columns too: Spark may move a filter of the query below ours.
             rows = rows.where(F.when(bad, _stop("boolean")).otherwise(F.lit(True)))
             for name in ("value_row", "key_row"):
                 stopping = F.when(bad, _stop(rows.schema[name].dataType))
@@ -91,7 +91,7 @@ class Form:
 
 
 def bad_message(place: dict[str, Any]) -> BadInput:
-    """Which message a task stopped at."""
+    """The error for the message at which a task stopped."""
     return BadInput(
         f"topic {place['topic']}, partition {place['partition']}, offset {place['offset']} cannot "
         f"be parsed: {place['reason']}: {place.get('record', '')}",

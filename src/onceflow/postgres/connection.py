@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL: calls have a deadline, secrets are not shown, errors name the fix."""
+"""Connections to PostgreSQL: calls have a deadline, errors name the fix and show no secret."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NOTICES_A_DEAD_PEER = {
     "keepalives": "1", "keepalives_idle": "10", "keepalives_interval": "5",
     "keepalives_count": "3", "tcp_user_timeout": "30000",
 }  # fmt: skip
-_AGAIN = "nothing became visible; it is tried again"
+_AGAIN = "nothing became visible; onceflow tries again"
 _LONG = f"give the sink a larger timeout=, or make epochs smaller; {_AGAIN}"
 _ALTERED = (
     "the table was altered under the job: give it back its columns and types, then start the job "
@@ -41,7 +41,7 @@ _ALTERED = (
 
 
 class NoAnswer(Exception):
-    """COMMIT was sent, and the connection ended before the server said anything."""
+    """COMMIT was sent, and the connection ended before the server answered."""
 
     def __init__(self, error: Exception, backend: int) -> None:
         super().__init__(str(error))
@@ -71,16 +71,16 @@ class Server:
 
     @contextlib.contextmanager
     def connect(self, name: str, *, seconds: float | None = None) -> Iterator[Db]:
-        """A connection in autocommit, for at most so many seconds. Errors are translated.
+        """A connection in autocommit, for at most so many seconds. Translates errors.
 
-        `name` goes into pg_stat_activity: by it a successor finds and ends what we left.
+        `name` appears in pg_stat_activity: by it a successor finds and ends our connections.
         """
         psycopg = client()
         most = seconds or self.seconds
         try:
             db = psycopg.connect(**self._parameters(name), autocommit=True)
         except psycopg.Error as error:
-            raise self._unreachable(error) from None  # what is chained could show the password
+            raise self._unreachable(error) from None  # a chained error could show the password
         with contextlib.closing(db), _deadline(db, most + _GRACE_SECONDS):
             try:
                 _configure(db, most)
@@ -90,7 +90,7 @@ class Server:
 
     @contextlib.contextmanager
     def transaction(self, db: Db) -> Iterator[None]:
-        """All of it, or nothing; `NoAnswer` if that cannot be known."""
+        """All of it, or nothing; `NoAnswer` if nobody knows which."""
         psycopg = client()
         db.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
         try:
@@ -106,11 +106,11 @@ class Server:
             if db.broken:
                 raise NoAnswer(error, backend) from error
             raise
-        if said != "COMMIT":  # the server takes it for ROLLBACK after an error
+        if said != "COMMIT":  # after an error the server treats it as ROLLBACK
             raise PublishFailed(f"{self.label}: the server rolled back", hint=_AGAIN)
 
     def resolved(self, db: Db) -> str:
-        """All that another machine needs to connect to where `db` is: what libpq found, too."""
+        """All that another machine needs to connect to the same server, with what libpq found."""
         from psycopg.conninfo import make_conninfo
 
         found: dict[str, Any] = {**self._given, **db.info.get_parameters()}
@@ -118,7 +118,7 @@ class Server:
         return make_conninfo(**{**found, "password": db.info.password or None})
 
     def _parameters(self, name: str) -> dict[str, Any]:
-        """What the DSN says counts more than our settings, but for the name."""
+        """The DSN overrides our settings, except for the name."""
         ours = {"connect_timeout": _CONNECT_SECONDS, **_NOTICES_A_DEAD_PEER}
         return {**ours, **self._given, "application_name": name, "client_encoding": "UTF8"}
 
@@ -128,8 +128,8 @@ class Server:
         pgconn, text = error.pgconn, self._without_secrets(str(error).strip())
         if pgconn is not None and (pgconn.needs_password or "no password supplied" in text):
             return TargetError(
-                f"{self.label}: the server asks for a password and none was found. A password in "
-                "a DSN is kept nowhere: commands take it from PGPASSWORD, a passfile or a service",
+                f"{self.label}: the server asks for a password and none was found. onceflow does "
+                "not store a password of a DSN: commands read PGPASSWORD, a passfile or a service",
                 hint="set PGPASSWORD, or write a ~/.pgpass",
             )
         refused = ("authentication failed", "does not exist", "no pg_hba.conf entry",
@@ -137,12 +137,12 @@ class Server:
                    "does not support SSL", "certificate")  # fmt: skip
         if any(words in text for words in refused):
             return TargetError(
-                f"{self.label}: the server does not let us in: {text}",
+                f"{self.label}: the server refuses the connection: {text}",
                 hint="check user, password, database and TLS options of the connection",
             )
         return TargetAway(
             f"{self.label}: cannot connect: {text}",
-            hint=f"is the server running, and reachable from here? {_AGAIN}",
+            hint=f"start the server, or make it reachable from here; {_AGAIN}",
         )
 
     def translate(self, error: psycopg.Error) -> OnceflowError:
@@ -164,7 +164,7 @@ class Server:
              "instance with target_session_attrs=read-write"),
             ("42501", TargetError, "docs/postgres.md lists the rights that the role needs"),
             ("23", TargetError, "the table refuses rows that are decided: drop the constraint, or "
-             "remove the rows that are in the way, then start the job again; nothing is lost"),
+             "delete the rows that conflict, then start the job again; nothing is lost"),
             ("54000", TargetError, "a key is too long for its index: choose a shorter key"),
             ("42", TargetError, _ALTERED),
             ("55000", TargetError, _ALTERED),
@@ -198,7 +198,7 @@ def _parse(dsn: str) -> dict[str, Any]:
     try:
         return dict(conninfo_to_dict(dsn))
     except psycopg.Error:
-        pass  # its text may quote a password
+        pass  # the error may quote a password
     raise JobError(
         "the connection string of a Postgres sink cannot be read",
         hint="write it like postgresql://user@host:5432/database or 'host=… dbname=…'; escape "
@@ -211,7 +211,7 @@ def _is_secret(name: str) -> bool:
 
 
 def _configure(db: Db, seconds: float) -> None:
-    """Nothing that we began may outlive us for long, and what is committed must be on the disk."""
+    """The server ends our work soon after we are gone, and a commit must reach its disk."""
     limits = {
         "lock_timeout": min(LOCK_SECONDS, seconds),
         "idle_in_transaction_session_timeout": seconds,
@@ -230,7 +230,8 @@ def _configure(db: Db, seconds: float) -> None:
 
 @contextlib.contextmanager
 def _deadline(db: Db, seconds: float) -> Iterator[None]:
-    """A server that is frozen never answers, and its kernel keeps the connection: cut it."""
+    """Cut the connection at the deadline: a frozen server never answers, and its kernel keeps the
+    connection open."""
     wire = socket.socket(fileno=os.dup(db.fileno()))
 
     def cut() -> None:

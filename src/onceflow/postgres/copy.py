@@ -1,8 +1,8 @@
 """Staged files into a table of PostgreSQL by COPY: by the driver, or by the tasks of a Spark job.
 
-Tasks copy into an unlogged table of their own epoch, where no reader looks, each under a tag that
-no other attempt has. What Spark returns names the tags of the attempts that count. A crash of the
-server empties such a table: the transaction that moves its rows counts them first.
+Tasks copy into an unlogged table of their own epoch, which no reader reads, each under a tag that
+no other attempt has. Spark returns the tags of the attempts that succeeded. A crash of the server
+empties such a table, so the transaction that moves its rows counts them first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ROWS_AT_ONCE = 20_000
 
 @dataclass(frozen=True)
 class Rows:
-    """Staged rows of one epoch, and what is written beside them."""
+    """Staged rows of one epoch, and the columns that are added to them."""
 
     epoch: int
     schema: str
@@ -85,13 +85,13 @@ def copy_rows(db: Db, into: str, rows: Rows, target: str) -> None:
                 number += batch.num_rows
             if number - first != decided:
                 raise PublishFailed(
-                    f"{target}: {path} has {number - first} rows, decided were {decided}",
+                    f"{target}: {path} has {number - first} rows, but {decided} were decided",
                     hint="the staged file was changed; put it back from a backup",
                 )
 
 
 def read_batches(path: str, schema: str, names: list[str] | None = None) -> Iterator[Any]:
-    """Batches of a staged file, with the types that its columns have in Arrow."""
+    """The batches of a staged file, with the Arrow types of its schema."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -120,13 +120,13 @@ def _ends(rows: Rows, first: int, count: int) -> list[Any]:
 
 @dataclass(frozen=True)
 class Apart:
-    """Copies of an epoch in a table of their own: which rows lie there under which tag."""
+    """Copies of an epoch in a table of their own; each part of its rows has a tag there."""
 
     table: str
     parts: tuple[tuple[int, Rows], ...]
 
     def complete(self, db: Db, target: str) -> str:
-        """Copy again what is not there as a whole; the query for what is."""
+        """Copy the incomplete parts again. Returns the query that selects all parts."""
         counted = f"SELECT {TAG}, count(*) FROM {self.table} GROUP BY {TAG}"
         found: dict[int, int] = dict(db.execute(counted).fetchall())
         for tag, rows in self.parts:
@@ -139,7 +139,7 @@ class Apart:
 
 @dataclass(frozen=True)
 class CopyTask:
-    """What a task does: it copies its part, and says under which tag."""
+    """The work of a task: it copies its part, and returns the tag of the copies."""
 
     dsn: str = field(repr=False)
     label: str

@@ -1,8 +1,8 @@
 """The ledger of outputs in PostgreSQL: a row for each, in the schema of its table.
 
-A driver that publishes or fences locks the row first. Connections carry the output and the term in
-their application_name, so that a successor finds and ends those of older terms: a driver that was
-paused inside a transaction would hold the lock for as long as it sleeps.
+A driver that publishes or fences locks the row first. Connections carry output and term in their
+application_name, so that a successor finds and ends those of older terms: a driver that is paused
+inside a transaction would hold the lock until it continues.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class PostgresLedger(LedgerTable):
     def ensure(self, db: Db) -> None:
         errors = client().errors
         if not self.exists(db):
-            # somebody else may do so at the same time
+            # another driver may do so at the same time
             with contextlib.suppress(errors.DuplicateTable, errors.UniqueViolation):
                 db.execute(f"CREATE TABLE IF NOT EXISTS {self.sql} ({COLUMNS})")
 
     def note_columns(self, db: Db, output: str, columns: Iterable[str]) -> None:
-        """Inside the transaction that fills them."""
+        """Call it inside the transaction that fills them."""
         self._execute(
             db, f"UPDATE {self.sql} SET columns = ? WHERE output = ?", list(columns), output
         )
 
     def noted_columns(self, db: Db, output: str) -> list[str]:
-        """The columns that the output filled when it published last."""
+        """The columns that the last publication of the output filled."""
         asked = f"SELECT columns FROM {self.sql} WHERE output = ?"
         row = self._execute(db, asked, output).fetchone()
         return list(row[0] or ()) if row else []
@@ -63,14 +63,14 @@ class PostgresLedger(LedgerTable):
     # -------------------------------------------------------------- connections of an output
 
     def whose(self, output: str) -> str:
-        """Short, for names of connections and tables."""
+        """A short name of the output, for names of connections and tables."""
         return hashlib.blake2b(f"{self.schema}/{output}".encode(), digest_size=6).hexdigest()
 
     def connection_name(self, output: str, term: int) -> str:
         return f"onceflow/{self.whose(output)}/{term}"
 
     def end_older(self, db: Db, output: str, term: int) -> list[int]:
-        """End the connections that older terms of this output left: those that we may not end."""
+        """End the connections of older terms of this output. Returns those that we may not end."""
         mine = f"onceflow/{self.whose(output)}/"
         rows = db.execute(
             "SELECT pid, application_name FROM pg_stat_activity "

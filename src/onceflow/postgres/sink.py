@@ -2,10 +2,10 @@
 
 1. copy     a large epoch only: the tasks of a Spark job COPY its files into an unlogged table
 2. begin    lock the output's row in the ledger, and judge
-3. write    COPY the files straight into the table, or move what was copied; update the ledger
-4. commit   an answer that got lost is looked for in the ledger
+3. write    COPY the files straight into the table, or move the copied rows; update the ledger
+4. commit   if the reply is lost, read the outcome in the ledger
 
-Fault points stand between the steps.
+There are fault points between the steps.
 """
 
 from __future__ import annotations
@@ -67,20 +67,22 @@ _SHORT = 60.0  # seconds, for what moves no rows
 class Postgres(TableSink, CanCleanUp):
     """Every row of a decided epoch is in the table exactly once; readers see whole epochs only.
 
-    Rows that somebody else writes into the table are not noticed, nor is what a trigger does
+    The sink does not notice rows that somebody else writes into the table, nor effects of triggers
     outside of the database. A standby that is promoted may lack the last epochs.
 
-    `dsn`: a connection string or URL; what it does not say, libpq takes from a service file and
-    the PG* environment. Without `key`: append; `epoch_column` names a column for the number of
-    the epoch. With `key`: upsert; if an epoch has several rows of one key, the one staged last
-    stays. `create`: create the table with the first epoch if it is not there. `timeout`: seconds
-    that one publishing transaction may take. With `key` or `epoch_column` epochs can be taken back:
-    what the last `keep_before` epochs changed is kept as it was, in a table beside it (rows that
-    are only appended need no such copy); 0: keep nothing, take nothing back.
+    `dsn`: a connection string or URL; libpq takes the rest from a service file and the PG*
+    environment. Without `key`: append; `epoch_column` names a column for the number of the epoch.
+    With `key`: upsert; if an epoch has several rows of one key, the one staged last stays.
+    `create`: create the table with the first epoch if there is none. `timeout`: seconds that one
+    publishing transaction may take. With `key` or `epoch_column` epochs can be taken back: a second
+    table keeps the rows that the last `keep_before` epochs changed as they were before (rows that
+    are only appended need no copy); with 0 nothing is kept and nothing can be taken back.
     """
 
     kind = "postgres"
-    copied_apart_from: ClassVar[int] = 5_000_000  # rows; below, one COPY by the driver is quicker
+    copied_apart_from: ClassVar[int] = (
+        5_000_000  # rows; for fewer, one COPY by the driver is faster
+    )
     place = "table"
 
     def __init__(
@@ -153,8 +155,8 @@ class Postgres(TableSink, CanCleanUp):
         gone = [c for c in self._ledger.noted_columns(db, output) if c not in wanted]
         if gone:
             raise SchemaMismatch(
-                f"{self}: the rows lack column {', '.join(gone)}, which this output filled so far",
-                hint="select it again, if only as F.lit(None).cast(…)",
+                f"{self}: the rows lack column {', '.join(gone)}, which this output filled before",
+                hint="select it again, for instance as F.lit(None).cast(…)",
             )
 
     def _doubtful(self, files: Iterable[Committable], schema: str) -> Iterator[Any]:
@@ -182,13 +184,14 @@ class Postgres(TableSink, CanCleanUp):
                 with self._server.transaction(db):
                     return self._ledger.fence(db, output, term=term, token=token)
         except NoAnswer as lost:
-            raise TargetAway(f"{self}: no answer: {lost}", hint="it is asked again") from lost
+            raise TargetAway(f"{self}: no answer: {lost}", hint="onceflow tries again") from lost
         except PublishFailed as error:
             if stuck:
                 raise PublishFailed(
                     f"{self}: an older driver's connection (backend {', '.join(map(str, stuck))}) "
-                    "may hold the ledger, and our role may not end it",
-                    hint=f"SELECT pg_terminate_backend({stuck[0]}); as its own role or a superuser",
+                    "may hold the ledger, and this role may not end it",
+                    hint=f"SELECT pg_terminate_backend({stuck[0]}); as the same role or as a "
+                    "superuser",
                 ) from error
             raise
 
@@ -279,13 +282,13 @@ class Postgres(TableSink, CanCleanUp):
             with self._connect(output, term) as db, self._server.transaction(db):
                 self._rewind(db, output, cut=cut, to=to, term=term, decision=decision)
         except NoAnswer as lost:
-            raise TargetAway(f"{self}: no answer: {lost}", hint="it is asked again") from lost
+            raise TargetAway(f"{self}: no answer: {lost}", hint="onceflow tries again") from lost
 
     def refuse_rewind(self, output: str, cut: Position) -> None:
         with self._server.connect("onceflow", seconds=_SHORT) as db:
             self._undo.back_to(db, output, cut)
 
-    # -------------------------------------------------------------- large epochs, lost answers
+    # -------------------------------------------------------------- large epochs, lost replies
 
     def _copy_apart(self, publication: Publication, *, judged: bool) -> Apart | None:
         """None: the driver copies the rows itself, inside its transaction."""
@@ -321,7 +324,7 @@ class Postgres(TableSink, CanCleanUp):
         return apart
 
     def _find_out(self, publication: Publication, lost: NoAnswer) -> None:
-        """Who holds the ledger's lock knows that the other transaction has ended, either way."""
+        """Lock the ledger: once we hold the lock, the other transaction has ended, either way."""
         name = self._ledger.connection_name(publication.output, publication.term)
         try:
             with self._server.connect(name, seconds=_SHORT) as db:
@@ -332,21 +335,21 @@ class Postgres(TableSink, CanCleanUp):
             raise PublishUnknown(
                 f"{self}: no answer to COMMIT of epoch {publication.epoch}, and the ledger cannot "
                 f"be read: {error}",
-                hint="start the job again; it looks at the ledger",
+                hint="start the job again; it reads the ledger first",
             ) from lost
         if judge(ledger, publication, str(self)) is not Verdict.ALREADY_PUBLISHED:
             raise PublishFailed(
                 f"{self}: the connection ended before epoch {publication.epoch} was committed: "
                 f"{lost}",
-                hint="nothing became visible; it is tried again",
+                hint="nothing became visible; onceflow tries again",
             ) from lost
 
     def _refuse_altered(self, publication: Publication) -> None:
-        """Say what is wrong with the table, if it is the table."""
+        """Raise an error that says how the table was altered, if it was."""
         with self._server.connect("onceflow", seconds=_SHORT) as db:
             self._table.refuse(db, self._table.wanted(publication.schema), publication.mode)
 
-    # -------------------------------------------------------------- what is left
+    # -------------------------------------------------------------- cleaning up
 
     def tidy(self) -> None:
         if self._has_copies:
@@ -357,7 +360,7 @@ class Postgres(TableSink, CanCleanUp):
         self._drop_copies(below_term)
 
     def _drop_copies(self, below_term: int) -> None:
-        """Tables that only this output's own drivers wrote into. Nothing hangs on it."""
+        """Drop tables of copies; only drivers of this output write them. A failure is harmless."""
         mine = f"_onceflow_{self._ledger.whose(self._output)}_"
         try:
             with self._connect(self._output, self._term, seconds=_SHORT) as db:
@@ -370,7 +373,7 @@ class Postgres(TableSink, CanCleanUp):
                     if int(name.removeprefix(mine).partition("_")[0]) < below_term:
                         db.execute(f"DROP TABLE IF EXISTS {quote(self.schema)}.{quote(name)}")
         except OnceflowError as error:
-            _logger.warning("%s: copies of older epochs are left: %s", self, error)
+            _logger.warning("%s: cannot drop the copies of older epochs: %s", self, error)
 
 
 def _kinds(schema: str) -> dict[str, Any]:

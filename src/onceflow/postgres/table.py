@@ -1,4 +1,4 @@
-"""The table of an output in PostgreSQL: what it must be like, and how it is created and filled."""
+"""The table of an output in PostgreSQL: check it, create it and fill it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from onceflow.tables.names import definitions, list_of, on_conflict, quote
 if TYPE_CHECKING:
     from onceflow.postgres.connection import Db
 
-ROW = "_onceflow_row"  # in copies: where a row stands in its epoch
+ROW = "_onceflow_row"  # in copies: the number of the row in its epoch
 TAG = "_onceflow_tag"  # in copies: which attempt of which task wrote the row
 _OLDEST = 14
 LONGEST_NAME = 63  # bytes; PostgreSQL cuts longer ones off
-# Types that take every value of ours unchanged, beside our own.
+# Type -> other types that store each of its values unchanged.
 _TAKE = {
     "smallint": ("integer", "bigint", "numeric"),
     "integer": ("bigint", "numeric"),
@@ -34,7 +34,7 @@ _TAKE = {
 
 @dataclass(frozen=True)
 class Table:
-    """A table by its name and its key, and what this output writes into it."""
+    """A table, its key, and the columns that this output writes."""
 
     schema: str
     name: str
@@ -46,7 +46,7 @@ class Table:
         return f"{quote(self.schema)}.{quote(self.name)}"
 
     def wanted(self, schema: str) -> dict[str, str]:
-        """Column -> type. `JobError` for what PostgreSQL has no place for."""
+        """Column -> type. `JobError` for columns that PostgreSQL cannot have."""
         kinds = {f["name"]: postgres_type(f["type"]) for f in json.loads(schema)["fields"]}
         spark = columns(schema)
         without = [f"{name} ({spark[name]})" for name, kind in kinds.items() if kind is None]
@@ -58,7 +58,7 @@ class Table:
         if self.epoch_column in kinds:
             raise JobError(
                 f"column {self.epoch_column} is written by onceflow (epoch_column)",
-                hint="rename one of them",
+                hint="rename the column, or choose another epoch_column",
             )
         found = {name: kind for name, kind in kinds.items() if kind is not None}
         if self.epoch_column is not None:
@@ -78,11 +78,11 @@ class Table:
         return f"CREATE TABLE {self.sql} ({body})"
 
     def copy_columns(self, wanted: Mapping[str, str]) -> dict[str, str]:
-        """Columns of a table that rows are copied into before they are moved."""
+        """The columns of a table of copies, from which rows are moved into ours."""
         return {**wanted, **({ROW: "bigint"} if self.key else {})}
 
     def move_sql(self, copies: str, wanted: Mapping[str, str]) -> str:
-        """From a table of copies into ours. Of several rows of a key the one staged last stays."""
+        """Move copies into our table. Of several rows of a key the one staged last stays."""
         names = list_of(wanted)
         if not self.key:
             return f"INSERT INTO {self.sql} ({names}) SELECT {names} FROM {copies}"
@@ -93,8 +93,8 @@ class Table:
         )
 
     def refuse_creation(self, db: Db, target: str, wanted: Mapping[str, str]) -> None:
-        """Find out whether there can be such a table: it is created with the first epoch, which
-        is decided by then. Nobody sees the trial."""
+        """Create such a table and roll back, to see whether it is possible: the real one is
+        created with the first epoch, which is decided by then."""
         trial = replace(self, name=f"_onceflow_{secrets.token_hex(8)}")
         try:
             with db.transaction(force_rollback=True):
@@ -113,7 +113,7 @@ class Table:
         return exists(db, self.sql)
 
     def refuse(self, db: Db, wanted: Mapping[str, str], mode: str) -> None:
-        """Say what does not fit, of a table that exists."""
+        """Raise an error if the table exists and the rows do not fit it."""
         found = db.execute(
             "SELECT c.relkind, coalesce(a.attname, ''), format_type(a.atttypid, a.atttypmod), "
             "a.attnotnull AND NOT a.atthasdef AND a.attidentity = '', "
@@ -125,7 +125,7 @@ class Table:
         if not found:
             return
         if found[0][0] not in ("r", "p"):
-            raise TargetError(f"{self.sql} is not a table", hint="name a table")
+            raise TargetError(f"{self.sql} is not a table", hint="give the name of a table")
         have = {name: (kind, required, made) for _, name, kind, required, made in found}
         wrong = [f"{n} ({kind}) is not in the table" for n, kind in wanted.items() if n not in have]
         for name, (kind, required, made) in have.items():
@@ -159,11 +159,11 @@ class Table:
             (self.sql,),
         ).fetchall()
         mine = [immediate and exact for names, immediate, exact in found if {*names} == {*self.key}]
-        if not (mine and all(mine)):  # one that is deferrable is in the way of the others
+        if not (mine and all(mine)):  # ON CONFLICT fails if one of them is deferrable
             raise SchemaMismatch(
                 f"{self.sql} has no unique index on ({', '.join(self.key)})",
-                hint=f"CREATE UNIQUE INDEX ON {self.sql} ({list_of(self.key)}); none "
-                "that is partial or deferrable, and with a deterministic collation",
+                hint=f"CREATE UNIQUE INDEX ON {self.sql} ({list_of(self.key)}); "
+                "it may not be partial or deferrable, and needs a deterministic collation",
             )
 
     def _refuse_rights(self, db: Db, mode: str) -> None:
@@ -176,7 +176,7 @@ class Table:
 
 
 def refuse_server(db: Db, target: str, schema: str, *, temporary: bool) -> None:
-    """Say what is wrong with the database, before its tables are looked at."""
+    """Raise an error if the database itself cannot be used."""
     row = db.execute(
         "SELECT current_setting('server_encoding'), pg_is_in_recovery(), "
         "to_regnamespace(%s) IS NOT NULL, "
@@ -186,15 +186,17 @@ def refuse_server(db: Db, target: str, schema: str, *, temporary: bool) -> None:
     assert row is not None
     encoding, standby, is_there, may_make_temporary, database = row
     if db.info.server_version < _OLDEST * 10_000:
-        raise TargetError(f"{target} is older than PostgreSQL {_OLDEST}", hint="upgrade it")
+        raise TargetError(
+            f"{target}: the server is older than PostgreSQL {_OLDEST}", hint="upgrade the server"
+        )
     if encoding != "UTF8":
         raise TargetError(
-            f"{target}: the database has the encoding {encoding}, which lacks characters",
+            f"{target}: the database has the encoding {encoding}, which lacks some characters",
             hint="use a database with the encoding UTF8",
         )
     if standby:
         raise TargetError(
-            f"{target} is a standby, which takes no rows",
+            f"{target}: the server is a standby, which accepts no rows",
             hint="connect to the primary, for instance with target_session_attrs=read-write",
         )
     if not is_there:

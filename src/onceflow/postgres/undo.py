@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 STEP = "_onceflow_step"
 _MOST_COLUMNS = 1600
-_OFF = "or choose keep_before=0, and nothing can be taken back"
+_OFF = "or choose keep_before=0: then nothing can be taken back"
 
 
 class PostgresUndo(Undo):
@@ -51,8 +51,8 @@ class PostgresUndo(Undo):
             needed[self._images] = ["SELECT", "INSERT", "DELETE"]
             if len(wanted) > _MOST_COLUMNS - 2:
                 raise JobError(
-                    f"{self._target}: a table of so many columns cannot have one beside it that "
-                    "keeps what its epochs change",
+                    f"{self._target}: the rows have too many columns for a table that keeps what "
+                    "epochs change",
                     hint=f"write at most {_MOST_COLUMNS - 2} columns, {_OFF}",
                 )
             if self._place.exists(db):
@@ -63,21 +63,21 @@ class PostgresUndo(Undo):
             elif not may_create(db, self._place.schema):
                 error = lacking(db, f"CREATE ON SCHEMA {quote(self._place.schema)}")
                 raise TargetError(
-                    f"{error.message}, for {table}, by which epochs can be taken back",
+                    f"{error.message}, for {table}, which is needed to take epochs back",
                     hint=f"{error.hint} {_OFF}",
                 )
         have, fits = self._shape(db, wanted)
         if self._images in needed and have and not fits and not _owns(db, self._images):
             raise TargetError(
-                f"{self._images}, by which epochs can be taken back, has other columns than the "
+                f"{self._images}, which is needed to take epochs back, has other columns than the "
                 "rows, and belongs to another role",
-                hint=f"DROP TABLE {self._images}; and make it again (docs/postgres.md), {_OFF}",
+                hint=f"DROP TABLE {self._images}; and create it again (docs/postgres.md), {_OFF}",
             )
 
     def ensure(self, db: Db) -> None:
         errors = client().errors
         if not exists(db, self._histories):
-            # somebody else may do so at the same time
+            # another driver may do so at the same time
             with contextlib.suppress(errors.DuplicateTable, errors.UniqueViolation):
                 db.execute(
                     f"CREATE TABLE IF NOT EXISTS {self._histories} "
@@ -99,12 +99,12 @@ class PostgresUndo(Undo):
         return False
 
     def _shape(self, db: Db, wanted: Sequence[str]) -> tuple[bool, bool]:
-        """Are there images? Have they just the columns that we write, with the table's types?"""
+        """Is there a table of images? Has it just our columns, with the types of the table?"""
         have, types = _kinds(db, self._images, self._table)
         return bool(have), not types or have == {name: types.get(name) for name in wanted}
 
     def keep(self, db: Db, step: int, mode: str, names: Sequence[str], new: str | None) -> None:
-        """Keep what the rows in table `new` are about to change; in complete mode everything."""
+        """Keep the rows that those in table `new` will change; in complete mode all rows."""
         into = f"INSERT INTO {self._images} ({STEP}, {THERE}, {list_of(names)})"
         if mode == "complete":
             db.execute(f"INSERT INTO {self._images} ({STEP}, {THERE}) VALUES ({step}, {WHOLE})")
@@ -123,7 +123,7 @@ class PostgresUndo(Undo):
         back = super().back_to(db, output, cut)
         if not self._place.exists(db):
             raise TargetBehind(
-                f"{self._target}: the table is gone, with the epochs that it had",
+                f"{self._target}: the table is gone, with all its epochs",
                 hint="bring back the table as it was, or write to a new one",
             )
         more = ["INSERT", "UPDATE"] if self._key else ["INSERT"]
@@ -168,7 +168,7 @@ def images_of(table: str) -> str:
 
 
 def _owns(db: Db, table: str) -> bool:
-    """Or is a member of the role that does."""
+    """Does our role own the table, or is it a member of the role that does?"""
     row = db.execute(
         "SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = to_regclass(%s)", (table,)
     ).fetchone()

@@ -1,4 +1,4 @@
-"""What rows may hold that PostgreSQL cannot store: it is looked for before an epoch is decided."""
+"""Values that PostgreSQL cannot store: they are found before an epoch is decided."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onceflow.postgres.values import bytes_of, postgres_type
 
 _FIRST_DAY = -2_440_588  # 4714-11-24 BC, of dates and timestamps
 _LAST_DAY = 2_145_042_905  # of dates; Spark's timestamps end before PostgreSQL's
-_INDEX_ROW, _HEADER = 2704, 8  # bytes; a third of a page is the most that a btree takes
+_INDEX_ROW, _HEADER = 2704, 8  # bytes; a btree stores at most a third of a page
 
 
 def always_fits(kind: Any) -> bool:
@@ -19,7 +19,7 @@ def always_fits(kind: Any) -> bool:
 
 
 def count_unstorable(batch: Any, kinds: Mapping[str, Any], key: Sequence[str]) -> Counter[str]:
-    """What PostgreSQL cannot store -> how many of it."""
+    """Kind of value that PostgreSQL cannot store -> how many."""
     found: Counter[str] = Counter()
     for name in batch.schema.names:
         column = batch.column(name)
@@ -53,14 +53,14 @@ def _with_nul(text: Any) -> int:
 
 
 def _too_long(batch: Any, kinds: Mapping[str, Any], key: Sequence[str]) -> int:
-    """An index may hold a longer key if it can be compressed. That is not counted on: it hangs on
-    the server's settings, which may change once the epoch is decided."""
+    """How many keys may be too long for an index. A longer key may fit if it can be compressed,
+    but that depends on settings of the server, which may change once the epoch is decided."""
     total = _HEADER + sum(index_bytes(batch.column(name), kinds[name]) for name in key)
     return int((total > _INDEX_ROW).sum())
 
 
 def index_bytes(column: Any, kind: Any) -> Any:
-    """At most so many bytes does each value take in an index, with what aligns it."""
+    """An upper bound for the bytes of each value in an index, with alignment."""
     return _bytes(column, kind, in_json=postgres_type(kind) == "jsonb")
 
 
@@ -80,7 +80,9 @@ def _bytes(column: Any, kind: Any, *, in_json: bool) -> Any:
                 total += inner(pc.struct_field(column, [number]), field["type"])
             return total
         case {"type": "array", "elementType": of}:
-            return 32 + _sums(column, inner(column.values, of) + 1)  # a bit says what is null
+            return 32 + _sums(
+                column, inner(column.values, of) + 1
+            )  # and a bit for each that may be null
         case {"type": "map", "keyType": key, "valueType": of}:
             return 16 + _sums(column, inner(column.keys, key) + inner(column.items, of))
         case "string" | "binary":
@@ -96,7 +98,7 @@ def _aligned(size: Any) -> Any:
 
 
 def _sums(lists: Any, sizes: Any) -> Any:
-    """Of the sizes of all elements those of each list."""
+    """The size of each list, from the sizes of all elements."""
     import numpy as np
 
     offsets = lists.offsets.to_numpy()

@@ -1,4 +1,4 @@
-"""Spark's values as PostgreSQL's COPY reads them, a batch at a time.
+"""Spark's values as text for PostgreSQL's COPY, a batch at a time.
 
 | Spark | PostgreSQL |
 |---|---|
@@ -9,7 +9,7 @@
 | array of one of these | an array of it |
 | struct, map, array of anything else | jsonb; bytes in hex, NaN and infinity as strings |
 
-The lines of a batch are made by Arrow alone: they are the data of one array of strings.
+Arrow alone makes the lines of a batch: they are the data of one array of strings.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BYTES_AT_ONCE = 16_000_000
 
 
 def postgres_type(kind: Any) -> str | None:
-    """As `format_type` writes it; None if PostgreSQL has none for this type of Spark's JSON."""
+    """The type as `format_type` writes it; None if PostgreSQL has none for this Spark type."""
     match kind:
         case str() if kind.startswith("decimal"):
             return f"numeric{kind.removeprefix('decimal')}"
@@ -69,7 +69,7 @@ def copy_lines(batch: Any, fields: Sequence[tuple[str, Any]], ends: Sequence[Any
 
 
 def slices(batch: Any) -> Iterator[Any]:
-    """Parts of a batch that are small enough to become one array of strings."""
+    """Divide a batch into parts that are small enough for one array of strings."""
     rows = max(1, int(batch.num_rows * _BYTES_AT_ONCE / max(batch.nbytes, _BYTES_AT_ONCE)))
     for first in range(0, batch.num_rows, rows):
         yield batch.slice(first, rows)
@@ -87,7 +87,7 @@ def _copied(column: Any, kind: Any) -> Any:
 
 
 def _text(column: Any, kind: str) -> Any:
-    """A plain value as PostgreSQL reads it, without what COPY, JSON or an array want of it."""
+    """A plain value as PostgreSQL reads it, not yet escaped for COPY, JSON or an array."""
     import pyarrow as pa
 
     if kind == "binary":
@@ -103,7 +103,7 @@ def _text(column: Any, kind: str) -> Any:
 
 
 def _array(column: Any, kind: str) -> Any:
-    """`{1,2,NULL}`; text is enclosed, so that none of it is read as something else."""
+    """`{1,2,NULL}`; text is in quotes, so that PostgreSQL does not read it as syntax."""
     import pyarrow.compute as pc
 
     def element(values: Any) -> Any:
@@ -154,7 +154,7 @@ def _json(column: Any, kind: Any) -> Any:
 
 
 def _words(column: Any, kind: str) -> Any:
-    """A plain value as the text of a JSON string, as `to_jsonb` would have it."""
+    """A plain value as the text of a JSON string, as `to_jsonb` writes it."""
     import pyarrow.compute as pc
 
     text = _text(column, kind)
@@ -167,7 +167,7 @@ def _words(column: Any, kind: str) -> Any:
 
 
 def _lists(begin: str, column: Any, texts: Callable[[Callable[[Any], Any]], Any], end: str) -> Any:
-    """Each list of `column` as its texts, joined; `texts` gets what cuts a child to our slice."""
+    """Join the texts of each list. `texts` gets a function that cuts a child to our slice."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -208,7 +208,7 @@ def _null_as(column: Any, text: Any) -> Any:
 
 
 def bytes_of(text: Any) -> Any:
-    """The bytes of all values, and perhaps of some beside the slice."""
+    """The bytes of all values; they may include values outside of the slice."""
     import numpy as np
 
     data = text.buffers()[2]

@@ -31,7 +31,7 @@ class Database:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction: all of it, or nothing. A lock that nobody gives up is an error."""
+        """One transaction: all of it, or nothing. Fails if another process keeps its lock."""
         make_dirs(self.path.parent)
         with self._connect() as db:
             try:
@@ -48,7 +48,7 @@ class Database:
             try:
                 db.execute("COMMIT")
             except sqlite3.Error as error:
-                # If the disk is full, SQLite has rolled back by itself.
+                # If the disk is full, SQLite has rolled back already.
                 if db.in_transaction or getattr(error, "sqlite_errorname", "") == "SQLITE_FULL":
                     _roll_back(db)
                     raise self._translate(error) from error
@@ -71,9 +71,9 @@ class Database:
             db.close()
 
     def _use_write_ahead_log(self, db: sqlite3.Connection) -> None:
-        """SQLite keeps the mode that it had if it cannot change it, and says so only here. In
-        another mode readers and the job lock each other out, and a power cut can take back what was
-        committed last."""
+        """If SQLite cannot change the mode, it keeps the old one and says so only in this answer.
+        In another mode readers and the job lock each other out, and a power cut can undo the last
+        commits."""
         mode = db.execute("PRAGMA journal_mode=WAL").fetchone()[0]
         if mode != "wal":
             raise TargetError(
@@ -89,18 +89,21 @@ class Database:
         ):
             return DiskFull(
                 f"no space left on the file system of {self.path}",
-                hint="free some space and start the job again; it continues where it was",
+                hint="free some space and start the job again; it continues where it stopped",
             )
         if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
             return TargetError(
                 f"{self.path} is not a database, or it is damaged: {error}",
                 hint="put it back from a backup, or name another file",
             )
-        hint = "find out who holds it (fuser), then start the job again; nothing became visible"
+        hint = (
+            f"end the program that holds it (fuser {self.path}), then start the job again; nothing "
+            "became visible"
+        )
         if name.startswith("SQLITE_CONSTRAINT"):
             hint = (
-                "the table refuses rows that are decided: drop the constraint and start again; "
-                "nothing is lost"
+                "the table refuses rows that are decided: drop the constraint and start the job "
+                "again; nothing is lost"
             )
         return PublishFailed(f"{self._target}: {error}", hint=hint)
 

@@ -42,17 +42,18 @@ _NO_FORM = re.compile(r"time\(|variant|interval|void|geometry|geography").match
 class Sqlite(TableSink):
     """Every row of a decided epoch is in the table exactly once; readers see whole epochs only.
 
-    Rows that somebody else writes into the table are not noticed. SQLite has no NaN (it becomes
-    NULL), and only integers, doubles, text and bytes: timestamps are text in UTC, decimals and
-    dates are text, nested values are JSON text. Text that is not UTF-8 and times before the year
-    1 or after 9999 (SQLite's own functions for dates end there) stop the job before the epoch is
-    decided.
+    The sink does not notice rows that somebody else writes into the table. SQLite has no NaN (it
+    becomes NULL), and only integers, doubles, text and bytes: timestamps are text in UTC, decimals
+    and dates are text, nested values are JSON text. Text that is not UTF-8 and times before the
+    year 1 or after 9999 (SQLite's own functions for dates end there) stop the job before the epoch
+    is decided.
 
     Without `key`: append; each row is tagged with `_lineage` and `_epoch`. With `key`: upsert;
-    if an epoch has several rows of one key, the one staged last stays. The table is created if
-    it is not there. What the last `keep_before` epochs changed is kept as it was, in a table beside
-    it, so that they can be taken back (rows that are only appended need no such copy); 0: keep
-    nothing, take nothing back. What somebody else changed in such rows is taken back with them.
+    if an epoch has several rows of one key, the one staged last stays. The sink creates the table
+    if there is none. A second table keeps the rows that the last `keep_before` epochs changed as
+    they were before, so that these epochs can be taken back (rows that are only appended need no
+    copy); with 0 nothing is kept and nothing can be taken back. Changes that somebody else made to
+    such rows are lost when they are taken back.
     """
 
     kind = "sqlite"
@@ -146,7 +147,7 @@ class Sqlite(TableSink):
         if rows != publication.rows:
             raise PublishFailed(
                 f"{self}: the staged files of epoch {publication.epoch} have {rows} rows, "
-                f"decided were {publication.rows}",
+                f"but {publication.rows} were decided",
                 hint="the staged files were changed; put them back from a backup",
             )
 
@@ -169,7 +170,7 @@ class Sqlite(TableSink):
             self._undo.back_to(db, output, cut)
 
     def _write(self, db: sqlite3.Connection, publication: Publication, step: int | None) -> int:
-        """Write the rows; with a `step`, also what they change, as it was before."""
+        """Write the rows. With a `step`: first keep the rows that they change."""
         wanted = self._columns(publication.schema, publication.mode)
         self._create(db, wanted)
         if step is not None and not self._undo.is_tagged(publication.mode):
@@ -198,7 +199,7 @@ class Sqlite(TableSink):
     # -------------------------------------------------------------- the table
 
     def _refuse_types(self, schema: str) -> None:
-        """A decided epoch must be publishable: what has no form here is refused before."""
+        """Refuse types that SQLite cannot store: a decided epoch must be publishable."""
         kinds = columns(schema)
         wrong = [
             f"{name} ({kinds[name]})"
@@ -222,8 +223,8 @@ class Sqlite(TableSink):
         db.execute(f"CREATE TABLE IF NOT EXISTS {self.table} ({body})")
 
     def _refuse_creation(self, wanted: dict[str, str], *, images: bool) -> None:
-        """The table is created with the first epoch, which is decided by then: it is tried in
-        memory whether there can be such a table."""
+        """Create such a table in memory, to see whether it is possible: the real one is created
+        with the first epoch, which is decided by then."""
         try:
             with contextlib.closing(sqlite3.connect(":memory:")) as db:
                 self._create(db, wanted)
@@ -249,7 +250,7 @@ class Sqlite(TableSink):
         ]
         primary = [row for row in self._pragma(db, "table_info", self.table) if row[5]]
         if len(primary) == 1 and primary[0][2].upper() == "INTEGER":
-            unique.append({(primary[0][1], "BINARY")})  # the row id: it has no index
+            unique.append({(primary[0][1], "BINARY")})  # the row id, which has no index
         if self.key and {(name, "BINARY") for name in self.key} not in unique:
             raise SchemaMismatch(
                 f"{self}: the table has no unique index on ({', '.join(self.key)})",

@@ -1,7 +1,7 @@
 """Undo in a table of SQLite: see `tables/undo.py`.
 
-The images of a step follow a row of its own, in the order in which they are made; so the row id
-says of which step they are, and no index is needed.
+Each step begins with a row of its own, and its images follow in the order of the changes. So the
+row id gives the step of an image, and no index is needed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SqliteUndo(Undo):
         )
 
     def make(self, db: sqlite3.Connection, names: Sequence[str]) -> bool:
-        """The columns of images have no type: values stay what they are."""
+        """The columns of images have no type, so that values stay unchanged."""
         have = self._columns(db, self._images)
         if have and {*have} == {*names}:
             return True
@@ -44,7 +44,7 @@ class SqliteUndo(Undo):
         return False
 
     def watch(self, db: sqlite3.Connection, step: int, mode: str, names: Sequence[str]) -> None:
-        """Keep what the rows that are written from here on change."""
+        """Keep every row that this transaction changes from here on, as it was before."""
         is_whole = mode == "complete"
         place = f"{step * _ROOM}, {WHOLE if is_whole else PART}"
         db.execute(f"INSERT INTO {self._images} ({_AT}, {THERE}) VALUES ({place})")
@@ -52,7 +52,7 @@ class SqliteUndo(Undo):
         if is_whole:
             db.execute(f"{into} SELECT 1, {list_of(names)} FROM {self._table}")
             return
-        # Triggers of this connection alone, which is closed with the transaction.
+        # Only this connection has these triggers, and it is closed with the transaction.
         added = f"INSERT INTO {self._images} ({THERE}, {list_of(self._key)})"
         for event, keep in {
             "BEFORE UPDATE": f"{into} VALUES (1, {list_of(names, 'OLD.')})",
@@ -82,7 +82,7 @@ class SqliteUndo(Undo):
         ).fetchall()
         for first, what in found:
             images = f"FROM {self._images} WHERE {_AT} > {first} AND {_AT} < {first + _ROOM}"
-            if what == PART:  # a row that changed twice has several: the first is from before
+            if what == PART:  # a row that changed twice has two: the first is from before the step
                 images = (
                     f"FROM {self._images} WHERE {_AT} IN (SELECT min({_AT}) {images} "
                     f"GROUP BY {list_of(self._key)})"
@@ -100,6 +100,6 @@ class SqliteUndo(Undo):
 
     @staticmethod
     def _columns(db: sqlite3.Connection, table: str) -> list[str]:
-        """Without ours of images; empty if there is no such table."""
+        """Without the columns that images add; empty if there is no such table."""
         rows = db.execute(f"PRAGMA table_info({table})").fetchall()
         return [row[1] for row in rows if row[1] not in (_AT, THERE)]

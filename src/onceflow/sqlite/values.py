@@ -32,7 +32,7 @@ def sqlite_type(kind: str) -> str:
 
 
 def affinity(declared: str) -> str:
-    """How SQLite itself reads the declared type of a column."""
+    """The affinity that SQLite derives from the declared type of a column."""
     kind = declared.upper()
     for affinity, words in (
         ("INTEGER", ("INT",)),
@@ -62,7 +62,7 @@ def sqlite_values(column: Any, kind: str) -> list[Any]:
 
 def _json(value: Any) -> str | None:
     def plain(part: Any) -> Any:
-        """JSON has no NaN and no infinity; the rest becomes text as in a column of its own."""
+        """JSON has no NaN and no infinity; values of other types become text as in a column."""
         match part:
             case dict():
                 return {name: plain(inner) for name, inner in part.items()}
@@ -87,7 +87,7 @@ def may_be_unstorable(kind: str) -> bool:
 
 
 def count_unstorable(batch: Any, key: Sequence[str]) -> Counter[str]:
-    """What SQLite cannot store, or its functions for dates cannot read -> how many of it."""
+    """Kind of value that SQLite cannot store, or its date functions cannot read -> how many."""
     import pyarrow.compute as pc
 
     found: Counter[str] = Counter()

@@ -1,5 +1,5 @@
-"""Tables of SQL databases: what every sink for one shares.
+"""Tables of SQL databases: the part that all sinks for them share.
 
-Lives here: code without a database client, and SQL that is the same in all of them. May not live
-here: what one database does in its own way. Start reading in `sink.py`.
+Lives here: code without a database client, and SQL that all databases understand. May not live
+here: anything that is special to one database. Start reading in `sink.py`.
 """

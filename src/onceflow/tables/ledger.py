@@ -1,7 +1,7 @@
 """The ledgers of outputs in a table of the database that holds their rows: one row an output.
 
-All calls but those that only read are inside a transaction of the caller's, in which nobody else
-publishes or fences.
+Except for those that only read, all calls belong inside a transaction of the caller, in which
+nobody else publishes or fences.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LEDGER = "_onceflow_ledger"
 class LedgerTable(ABC):
     """The ledger of one output's table. `target` is the sink, for messages."""
 
-    mark: ClassVar[str]  # stands for a value in a statement
+    mark: ClassVar[str]  # the placeholder for a value in a statement
     locks: ClassVar[str] = ""  # behind a SELECT that locks the row until the transaction ends
 
     def __init__(self, sql: str, table: str, target: str) -> None:
@@ -30,7 +30,7 @@ class LedgerTable(ABC):
 
     @abstractmethod
     def ensure(self, db: Any) -> None:
-        """Create the ledger table if it is not there."""
+        """Create the ledger table if there is none."""
 
     def read(self, db: Any, output: str) -> Ledger:
         return self._read(db, output) if self.exists(db) else Ledger()
@@ -102,5 +102,5 @@ class LedgerTable(ABC):
 
 
 def with_marks(statement: str, mark: str) -> str:
-    """The statement with the marks of a client for `?`, which no name in it may have."""
+    """The statement with a client's placeholder instead of `?`, which no name in it may contain."""
     return statement if mark == "?" else statement.replace("%", "%%").replace("?", mark)

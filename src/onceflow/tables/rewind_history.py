@@ -1,7 +1,7 @@
-"""How a target that keeps what its epochs changed has come to where it is, and how it goes back.
+"""The history of a target that can undo its epochs: how it came to its state, and how it goes back.
 
-Each publication is a step. Epochs have their numbers through all lineages, but `replay` publishes
-some numbers twice, so what is kept is found by the number of the step.
+Each publication is a step. Epochs are numbered through all lineages, but `replay` publishes some
+numbers twice, so undo data is found by the number of the step.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ class Stretch:
     """Epochs of one lineage that were published one after the other, each by a step."""
 
     lineage: str
-    first: int  # the epoch that it went on from
+    first: int  # the epoch that it continued from
     last: int
     step: int  # of the last epoch
 
 
-_NOTHING = Stretch("", -1, -1, 0)  # what everything began with
+_NOTHING = Stretch("", -1, -1, 0)  # the state before the first epoch
 
 
 @dataclass(frozen=True)
 class RewindHistory:
-    """The stretches that stand, oldest first; the last ends where the ledger is."""
+    """The stretches that still count, oldest first; the last ends at the ledger's position."""
 
     done: int = 0  # number of the last step
-    known: int = 0  # what the steps above this one changed is kept
+    known: int = 0  # the steps above this one can be undone
     stretches: tuple[Stretch, ...] = ()
 
     @classmethod
@@ -52,7 +52,9 @@ class RewindHistory:
             nothing = replace(_NOTHING, step=self.done)
             return RewindHistory(step, self.done, (nothing, replace(began, first=epoch - 1)))
         if top is None or publication.previous != Position(top.lineage, top.last):
-            return RewindHistory(step, step, (began,))  # older ones were published without a note
+            return RewindHistory(
+                step, step, (began,)
+            )  # older epochs were published without a history
         if top.lineage != lineage:
             return replace(self, done=step, stretches=(*self.stretches, began))
         if top.last + 1 != epoch:
@@ -61,7 +63,7 @@ class RewindHistory:
         return replace(self, done=step, stretches=(*self.stretches[:-1], longer))
 
     def forgetting(self, known: int) -> RewindHistory:
-        """What the steps up to `known` changed is no longer kept."""
+        """The steps up to `known` can no longer be undone."""
         left = tuple(stretch for stretch in self.stretches if stretch.step >= known)
         return self if known <= self.known else replace(self, known=known, stretches=left)
 
@@ -96,7 +98,7 @@ class RewindHistory:
         return replace(self, stretches=(*self.stretches, began))
 
     def gone(self, later: RewindHistory) -> list[tuple[str, int]]:
-        """What `later` has that these have not: lineages, and above which epoch of each."""
+        """The epochs that only `later` has: each lineage, and the epoch above which they are."""
         here = {stretch.lineage: stretch.last for stretch in self.stretches}
         return [
             (stretch.lineage, here.get(stretch.lineage, stretch.first))

@@ -1,7 +1,7 @@
-"""A table of an SQL database as a target: what is the same in every such database.
+"""A table of an SQL database as a target: the part that is the same in every such database.
 
 A publication is one transaction: lock the ledger and judge, write the rows, move the ledger. A
-sink for one database says how it connects, what its columns are, and how rows are written.
+sink for one database defines its connections, its columns, and how it writes rows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TableSink(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind):
     """Publishes each decided epoch exactly once, into a table. Readers see whole epochs only.
 
     Without `key` rows are appended; with `key` they replace the row of the same key. `complete`
-    replaces the table. Rows that somebody else writes into the table are not noticed.
+    replaces the table. The sink does not notice rows that somebody else writes into the table.
     """
 
     modes = ("append", "update", "complete")
@@ -57,7 +57,7 @@ class TableSink(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind):
         self.table = table
         self.key = (key,) if isinstance(key, str) else tuple(key)
         self.keep_before = keep_before
-        self.no_rewind = "" if keep_before else "keep_before=0 keeps nothing of what it changes"
+        self.no_rewind = "" if keep_before else "keep_before=0 keeps no undo data"
 
     # -------------------------------------------------------------- of one database
 
@@ -67,11 +67,11 @@ class TableSink(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind):
 
     @abstractmethod
     def _doubtful(self, files: Iterable[Committable], schema: str) -> Iterator[Any]:
-        """The columns that may hold what the database cannot store, batch by batch."""
+        """The columns that may contain values that the database cannot store, batch by batch."""
 
     @abstractmethod
     def _unstorable_in(self, schema: str) -> Callable[[Any], Counter[str]]:
-        """A function of a batch: what the database cannot store -> how many of it."""
+        """A function of a batch: kind of value that the database cannot store -> how many."""
 
     # -------------------------------------------------------------- before an epoch
 
@@ -91,7 +91,7 @@ class TableSink(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind):
         self._refuse_target(output, schema, mode)
 
     def stage(self, staged: Staged) -> tuple[Committable, ...]:
-        """What the database would refuse is refused here, before it is decided."""
+        """Refuse rows that the database would refuse, before they are decided."""
         batches = self._doubtful(staged.files, staged.schema)
         refuse_unstorable(str(self), batches, self._unstorable_in(staged.schema), self.key)
         return staged.files
@@ -127,6 +127,6 @@ class TableSink(Sink, CanStage, CanRefuseRows, CanAdd, CanRewind):
 
     def _gone(self) -> TargetBehind:
         return TargetBehind(
-            f"{self}: the table is gone, with the epochs that it had",
+            f"{self}: the table is gone, with all its epochs",
             hint="bring back the table as it was, or write to a new one",
         )

@@ -1,11 +1,11 @@
-"""What epochs changed in a table, kept for a while as it was before, so that it can be undone.
+"""Undo for a table: for a while it keeps the rows that epochs changed as they were before.
 
-    _onceflow_rewind            for each output: the steps by which it came to where it is
-    _onceflow_before_<table>    images: what a step changed, as it was before: the row, or that it
-                                was not there; in complete mode the whole table
+    _onceflow_rewind            for each output: its history, the steps by which it got here
+    _onceflow_before_<table>    images: the rows that a step changed as they were before it, or a
+                                note that a row did not exist; in complete mode the whole table
 
 An undo puts the images back step by step, the newest first. Rows that are only appended carry
-their epoch and need no image. All of it is written in the transaction that publishes.
+their epoch and need no image. The transaction that publishes an epoch writes all of this.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from onceflow.tables.names import list_of, on_conflict
 from onceflow.tables.rewind_history import RewindHistory
 
 HISTORIES = "_onceflow_rewind"
-THERE = "_onceflow_there"  # in images: was the row there?
-WHOLE, PART = -1, -2  # instead, in the first row of a step: is it the whole table?
+THERE = "_onceflow_there"  # in images: did the row exist?
+WHOLE, PART = -1, -2  # its values in the first row of a step: does it keep the whole table?
 
 
 class Undo(ABC):
-    """The images of one table, whose columns are those of the table beside a few of ours."""
+    """The images of one table. They have the columns of the table and a few of ours."""
 
-    mark: ClassVar[str]  # stands for a value in a statement
+    mark: ClassVar[str]  # the placeholder for a value in a statement
 
     def __init__(
         self, target: str, *, table: str, images: str, histories: str, key: Sequence[str], keep: int
@@ -46,11 +46,11 @@ class Undo(ABC):
 
     @abstractmethod
     def ensure(self, db: Any) -> None:
-        """Create the table of histories if it is not there."""
+        """Create the table of histories if there is none."""
 
     @abstractmethod
     def make(self, db: Any, names: Sequence[str]) -> bool:
-        """Create the images if they are not there with just these columns. False: it did."""
+        """Create the images unless they exist with just these columns. False: it created them."""
 
     @abstractmethod
     def _has_histories(self, db: Any) -> bool: ...
@@ -64,29 +64,32 @@ class Undo(ABC):
 
     @abstractmethod
     def _drop(self, db: Any, *, up_to: int = -1, since: int) -> None:
-        """Drop the images of the steps up to and since these numbers."""
+        """Delete the images of the steps up to `up_to` and from `since` on."""
 
     @abstractmethod
     def _kept(self, db: Any, above: int) -> Iterable[tuple[str, bool]]:
-        """The steps above this one that have images, the newest first: FROM and WHERE of their
-        rows, of each row the one from before the step; and whether it is the whole table."""
+        """The steps above this one that have images, the newest first: FROM and WHERE that select
+        each row as it was before the step; and whether the step keeps the whole table."""
 
     @abstractmethod
     def _remove_tagged(
         self, db: Any, cut: Position, then: RewindHistory, now: RewindHistory
     ) -> None:
-        """Remove the rows without a key that epochs after the cut appended."""
+        """Delete the rows without a key that epochs after the cut appended."""
 
     # -------------------------------------------------------------- publishing
 
     def note(self, db: Any, publication: Publication, names: Sequence[str]) -> int:
-        """Note that this is published; the number of the step. Images that are too old go."""
+        """Add the publication to the history and delete images that are too old. Returns the number
+        of the step."""
         history = self._read(db, publication.output).after(publication)
         if not self.is_tagged(publication.mode):
             history = history.forgetting(history.done - self._most)
             if not self.make(db, names):
                 history = history.forgetting(history.done - 1)
-            self._drop(db, up_to=history.known, since=history.done)  # the latter are of nobody
+            self._drop(
+                db, up_to=history.known, since=history.done
+            )  # no step has written the latter
         self._write(db, publication.output, history)
         return history.done
 
@@ -98,13 +101,13 @@ class Undo(ABC):
         back = history.back_to(cut, self._target)
         if self._key and back.done < history.done and not self._has_images(db):
             raise TargetBehind(
-                f"{self._target}: what its epochs changed is gone ({self._images} was dropped)",
+                f"{self._target}: its undo data is gone ({self._images} was dropped)",
                 hint="bring back the database as it was, or choose --published skip",
             )
         return back
 
     def rewind(self, db: Any, output: str, cut: Position, to: Position) -> None:
-        """Bring the table back to what it was at the cut; `to` is the cut in the new lineage."""
+        """Restore the table as it was at the cut; `to` is the cut in the new lineage."""
         back = self.back_to(db, output, cut)
         if self._has_images(db):
             self._put_back(db, back.done)
