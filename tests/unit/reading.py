@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from onceflow.page.boards import board, boards
+from onceflow.page.boards import BoardCache, boards
 from onceflow.page.home_reader import epoch, ledgers, lineages, savepoints, state
 from onceflow.page.job_cache import HomeCache
-from onceflow.page.shapes import Job, JobSummary
+from onceflow.page.shapes import Board, Job, JobSummary
 from onceflow.page.verify_runs import verify_run, verify_runs
 
 __all__ = [
@@ -23,6 +23,10 @@ __all__ = [
     "verify_run",
     "verify_runs",
 ]
+
+
+def board(home: Path, name: str) -> Board:
+    return BoardCache(home, name).read()
 
 
 def jobs(home: Path) -> list[JobSummary]:

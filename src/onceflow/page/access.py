@@ -33,7 +33,7 @@ from onceflow.protocol.home import now
 
 AUDIT, REFUSED = "_audit.jsonl", "_refused.jsonl"
 _SHORTEST = 16  # characters of a token that a person chose
-_LIFE = 12 * 3600.0  # seconds of a session
+LIFE = 12 * 3600  # seconds of a session
 _MOST_SESSIONS = 100
 _TRIES = 5  # wrong tokens in _WHILE seconds; then every token of the address is refused
 _WHILE = 60.0
@@ -86,17 +86,19 @@ class Access:
     def read_only(self) -> bool:
         return self.token is None
 
-    async def refuse_slowly(self, given: str, address: str) -> Refused | None:
-        """As `refuse_token`, but a wrong token waits for its answer."""
+    async def check_token(self, given: str, address: str) -> None:
+        """`Refused` unless it is the token. A wrong one waits for its answer."""
         refusal = self.refuse_token(given, address)
-        if refusal is not None and given:
+        if refusal is None:
+            return
+        if given:
             await asyncio.sleep(self.slow_s)
-        return refusal
+        raise refusal
 
     def refuse_token(self, given: str, address: str) -> Refused | None:
         """None if it is the token."""
         if self.token is None:
-            return Refused("this page is read-only", hint="start it without --read-only to act")
+            return _read_only()
         tries = self._tries(address)
         if len(tries) >= _TRIES:
             seconds = max(1, round(_WHILE - (self.clock() - tries[0])))
@@ -126,7 +128,7 @@ class Access:
     def open(self) -> str:
         """A new session, for somebody who gave the token: the value of its cookie."""
         key = secrets.token_urlsafe(32)
-        self._sessions[key] = Session(secrets.token_urlsafe(24), self.clock() + _LIFE)
+        self._sessions[key] = Session(secrets.token_urlsafe(24), self.clock() + LIFE)
         while len(self._sessions) > _MOST_SESSIONS:
             self._sessions.popitem(last=False)
         return key
@@ -141,17 +143,21 @@ class Access:
     def close(self, cookie: str | None) -> None:
         self._sessions.pop(cookie or "", None)
 
-    def refuse_form(self, session: Session | None, csrf: str) -> Refused | None:
-        """None if the page gave the form to this session."""
+    def check_form(self, cookie: str | None, csrf: str) -> None:
+        """`Refused` unless the page gave the form to the session of this cookie."""
+        session = self.session(cookie)
         if self.token is None:
-            return self.refuse_token("", "")
+            raise _read_only()
         if session is None:
-            return Refused(
+            raise Refused(
                 "this needs the token", hint="unlock actions first, at the top right", status=401
             )
         if not hmac.compare_digest(csrf.encode(), session.csrf.encode()):
-            return Refused("this form is not of your session", hint="reload the page, try again")
-        return None
+            raise Refused("this form is not of your session", hint="reload the page, try again")
+
+
+def _read_only() -> Refused:
+    return Refused("this page is read-only", hint="start it without --read-only to act")
 
 
 class Audit:

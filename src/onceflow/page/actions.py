@@ -30,7 +30,7 @@ from onceflow.page.guard import requester
 from onceflow.page.home_reader import HomeReader
 from onceflow.protocol.home import now
 
-Who = dict[str, str]
+Arguments = dict[str, Any]
 
 _log = logging.getLogger(__name__)
 
@@ -83,9 +83,10 @@ class Actions:
         self._running: dict[str, asyncio.Task[SavepointRequest]] = {}
 
     async def note(
-        self, who: Who, action: str, job: str | None, arguments: Any, outcome: str
+        self, request: Request, action: str, job: str | None, arguments: Any, outcome: str
     ) -> None:
         """Write a line of the audit log. `AuditFailed`: the action must not be done."""
+        who = requester(request)
         note = partial(self._audit.note, who, action, job, _cut(arguments), outcome)
         try:
             await self._reader.in_thread(note)
@@ -96,10 +97,10 @@ class Actions:
             ) from error
 
     async def refused(
-        self, who: Who, action: str, job: str | None, arguments: Any, says: str
+        self, request: Request, action: str, job: str | None, arguments: Any, says: str
     ) -> None:
         """Write a line about a refused request. It stays refused even if that fails."""
-        outcome = f"refused: {says}"
+        who, outcome = requester(request), f"refused: {says}"
         note = partial(self._audit.note, who, action, job, _cut(arguments), outcome, refused=True)
         try:
             await self._reader.in_thread(note)
@@ -107,23 +108,26 @@ class Actions:
             _log.warning("a refusal could not be noted: %s", error)
 
     @contextlib.asynccontextmanager
-    async def noting(self, request: Request, action: str) -> AsyncIterator[None]:
-        """Notes a request of which the block cannot read the values."""
+    async def noting(self, request: Request, action: str) -> AsyncIterator[Arguments]:
+        """Notes a request that the block refuses, with the arguments that it has read by then."""
+        arguments: Arguments = {}
         try:
-            yield
-        except BadRequest as error:
+            yield arguments
+        except OnceflowError as error:
             job = request.path_params.get("job", "")[:_LONGEST] or None
-            await self.refused(requester(request), action, job, None, error.message)
+            await self.refused(request, action, job, arguments or None, error.message)
             raise
 
     def requests(self, job: str) -> list[SavepointRequest]:
         """The newest first."""
         return list(reversed(self._requests.get(job, ())))
 
-    async def take(self, job: str, name: str | None, who: Who) -> asyncio.Task[SavepointRequest]:
+    async def take(
+        self, job: str, name: str | None, request: Request
+    ) -> asyncio.Task[SavepointRequest]:
         """Begin a savepoint. The task ends when it is created or has failed."""
-        arguments = {"name": name}
-        try:
+        async with self.noting(request, "savepoint") as arguments:
+            arguments["name"] = name
             if name is not None:
                 checked("savepoint", name)
             await self._reader.job(job)
@@ -131,17 +135,14 @@ class Actions:
                 raise Busy(
                     f"another savepoint of {job} is being created", hint="wait until it exists"
                 )
-        except OnceflowError as error:
-            await self.refused(who, "savepoint", job, arguments, error.message)
-            raise
-        self._begun.add(job)
+            self._begun.add(job)
         try:
-            await self.note(who, "savepoint", job, arguments, "began")
+            await self.note(request, "savepoint", job, arguments, "began")
         except BaseException:
             self._begun.discard(job)
             raise
-        made = SavepointRequest(job, name, now())
-        task = asyncio.create_task(self._take(made, who, arguments))
+        asked = SavepointRequest(job, name, now())
+        task = asyncio.create_task(self._take(asked, request, arguments))
         self._running[job] = task
         task.add_done_callback(lambda _: self._ended(job))
         return task
@@ -150,17 +151,19 @@ class Actions:
         self._begun.discard(job)
         self._running.pop(job, None)
 
-    async def _take(self, request: SavepointRequest, who: Who, arguments: Any) -> SavepointRequest:
-        self._requests.setdefault(request.job, deque(maxlen=_REMEMBERED)).append(request)
+    async def _take(
+        self, asked: SavepointRequest, request: Request, arguments: Arguments
+    ) -> SavepointRequest:
+        self._requests.setdefault(asked.job, deque(maxlen=_REMEMBERED)).append(asked)
         outcome = "failed: the page was stopped"
         try:
-            outcome = await asyncio.to_thread(self._create, request)
+            outcome = await asyncio.to_thread(self._create, asked)
         finally:
             with contextlib.suppress(AuditFailed):  # too late to refuse: only the line is lost
-                await self.note(who, "savepoint", request.job, arguments, outcome)
+                await self.note(request, "savepoint", asked.job, arguments, outcome)
             self._reader.forget()
-            request.state = "done" if request.made else "failed"  # last: viewers see the rest then
-        return request
+            asked.state = "done" if asked.made else "failed"  # last: viewers see the rest then
+        return asked
 
     def _create(self, request: SavepointRequest) -> str:
         """In a process of its own, because it may read gigabytes while the job runs."""

@@ -24,12 +24,12 @@ from onceflow.page.actions import Actions, savepoint_name
 from onceflow.page.errors import (
     BadRequest,
     CommandFailed,
-    Refused,
     TooManyViewers,
     checked,
+    headers_of,
     status_of,
 )
-from onceflow.page.guard import address, cookie, requester
+from onceflow.page.guard import address, cookie
 from onceflow.page.home_reader import HomeReader
 from onceflow.page.openapi import Operation, document
 from onceflow.page.shapes import (
@@ -160,27 +160,18 @@ class Api:
     async def make_savepoint(self, request: Request) -> SavepointSummary:
         """Create a savepoint: as onceflow savepoint create"""
         actions = cast(Actions, self._actions)
-        async with actions.noting(request, "savepoint"):
+        async with actions.noting(request, "savepoint") as arguments:
             job, body = _name(request, "job"), await _body(request)
-            name = savepoint_name(body.get("name"))
-        refusal = await self._refuse(actions, request)
-        if refusal is not None:
-            await actions.refused(
-                requester(request), "savepoint", job, {"name": name}, refusal.message
-            )
-            raise refusal
-        request_ = await asyncio.shield(await actions.take(job, name, requester(request)))
-        if request_.error is not None:
-            raise request_.error
-        return cast(SavepointSummary, request_.made)
-
-    @staticmethod
-    async def _refuse(actions: Actions, request: Request) -> Refused | None:
-        token, session = request.headers.get("x-onceflow-token"), cookie(request)
-        if token is None and session is not None:
-            csrf = request.headers.get("x-onceflow-csrf", "")
-            return actions.access.refuse_form(actions.access.session(session), csrf)
-        return await actions.access.refuse_slowly(token or "", address(request))
+            name = arguments["name"] = savepoint_name(body.get("name"))
+            token, session = request.headers.get("x-onceflow-token"), cookie(request)
+            if token is None and session is not None:
+                actions.access.check_form(session, request.headers.get("x-onceflow-csrf", ""))
+            else:
+                await actions.access.check_token(token or "", address(request))
+        done = await asyncio.shield(await actions.take(job, name, request))
+        if done.error is not None:
+            raise done.error
+        return cast(SavepointSummary, done.made)
 
 
 OPERATIONS = (
@@ -234,14 +225,11 @@ def _answering(
 def failure(error: OnceflowError) -> Response:
     """An error as a command with `--json` writes it."""
     kind = {"kind": error.kind} if isinstance(error, CommandFailed) else {}
-    answer = _json({**error.as_json(), **kind}, status_of(error))
-    if isinstance(error, Refused) and error.retry_after is not None:
-        answer.headers["Retry-After"] = str(error.retry_after)
-    return answer
+    return _json({**error.as_json(), **kind}, status_of(error), headers_of(error))
 
 
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
 
 
 def _name(request: Request, kind: str) -> str:

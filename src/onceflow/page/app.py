@@ -20,7 +20,7 @@ from onceflow.page.actions import Actions
 from onceflow.page.api import Api, failure
 from onceflow.page.errors import Refused
 from onceflow.page.forms import Forms
-from onceflow.page.guard import READ_METHODS, AllowedHosts, Guard, requester
+from onceflow.page.guard import READ_METHODS, AllowedHosts, Guard
 from onceflow.page.home_reader import HomeReader
 from onceflow.page.sse import LiveViews
 from onceflow.page.views import Views
@@ -51,9 +51,7 @@ def create(
         """Tells nothing about the home: another site may ask."""
         if request.method not in READ_METHODS:
             what = {"path": request.url.path}
-            await actions.refused(
-                requester(request), request.method[:20], None, what, refusal.message
-            )
+            await actions.refused(request, request.method[:20], None, what, refusal.message)
         if _is_api(request):
             return failure(refusal)
         text = f"{refusal.message}\n{refusal.hint}".strip() + "\n"

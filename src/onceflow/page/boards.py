@@ -42,11 +42,6 @@ def boards(home: str | os.PathLike[str]) -> list[BoardSummary]:
     return found
 
 
-def board(home: str | os.PathLike[str], name: str) -> Board:
-    """The head, some of the last samples, and the marks; `JobError` if there is no such board."""
-    return BoardCache(home, name).read()
-
-
 class BoardCache:
     """One board. Each of its lines is read once."""
 
@@ -60,6 +55,8 @@ class BoardCache:
         self._lines = JsonLinesFile(self._path, self._take, self._restart)
 
     def read(self) -> Board:
+        """The head, some of the last samples, and the marks; `JobError` if there is no such
+        board."""
         if not self._path.is_file():
             raise JobError(
                 f"there is no board {self._name}",

@@ -32,6 +32,7 @@ class BadRequest(JobError):
 
 class TooManyViewers(OnceflowError):
     retryable = True
+    retry_after = 10
 
 
 class Busy(OnceflowError):
@@ -73,6 +74,12 @@ def status_of(error: OnceflowError) -> int:
     if isinstance(error, CommandFailed):
         return 409 if error.kind == "JobError" else 500
     return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+
+
+def headers_of(error: OnceflowError) -> dict[str, str]:
+    """`Retry-After`, if the error tells how many seconds to wait."""
+    seconds = getattr(error, "retry_after", None)
+    return {} if seconds is None else {"Retry-After": str(seconds)}
 
 
 def checked(kind: str, name: str) -> str:

@@ -100,20 +100,20 @@ def refuse_cross_site(method: str, path: str, headers: Headers) -> Refused | Non
     """A browser tells where a request comes from; other programs have no session to abuse."""
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
     if method in READ_METHODS:
-        ours = site in (None, "same-origin", "none")
-        if ours or headers.get("sec-fetch-mode") == "navigate" or not _ASKS.fullmatch(path):
-            return None
-        return Refused("requests from other sites are refused", status=403)
-    if origin is not None:
-        try:
-            same = urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
-        except ValueError:
-            same = False
-        if not same:
-            return Refused("requests from other sites are refused", status=403)
-    if site not in (None, "same-origin"):
-        return Refused("requests from other sites are refused", status=403)
-    return None
+        is_ours = site in (None, "same-origin", "none")
+        is_fine = (
+            is_ours or headers.get("sec-fetch-mode") == "navigate" or not _ASKS.fullmatch(path)
+        )
+    else:
+        is_fine = site in (None, "same-origin") and (origin is None or _is_of(origin, headers))
+    return None if is_fine else Refused("requests from other sites are refused")
+
+
+def _is_of(origin: str, headers: Headers) -> bool:
+    try:
+        return urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
+    except ValueError:
+        return False
 
 
 class Guard:

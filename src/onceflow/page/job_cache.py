@@ -59,7 +59,8 @@ class JobCache:
         self._lineage_changes: Changes | None = None
         self._savepoints: list[Mark] = []
         self._savepoints_seen: list[Any] = []
-        self._is_led = self._waits = False
+        self.is_led = False  # does a driver lead the job?
+        self._waits = False
 
     # ------------------------------------------------------------ reading
 
@@ -84,8 +85,8 @@ class JobCache:
             except BaseException:
                 self._lease_changes.forget()
                 raise
-        self._is_led = self._holder is not None and self._lease.alive(self._holder)
-        self._waits = not self._is_led and waiting(self.folder.folder) is not None
+        self.is_led = self._holder is not None and self._lease.alive(self._holder)
+        self._waits = not self.is_led and waiting(self.folder.folder) is not None
 
     def _read_lineage(self) -> None:
         """The current lineage is looked up again when one of its logs was closed."""
@@ -105,11 +106,6 @@ class JobCache:
     # ------------------------------------------------------------ the driver
 
     @property
-    def is_led(self) -> bool:
-        """Does a driver lead the job?"""
-        return self._is_led
-
-    @property
     def term(self) -> int:
         return self._holder.term if self._holder else 0
 
@@ -117,7 +113,7 @@ class JobCache:
     def state(self) -> JobState:
         if self.error is not None:
             return "damaged"
-        if self._is_led:
+        if self.is_led:
             return "running"
         if self._waits or self.events.is_restarting():
             return "restarting"
@@ -135,7 +131,7 @@ class JobCache:
     def is_fresh(self) -> bool:
         """Does the last report tell the present?"""
         age = seconds_since(self.reported_at())
-        return self._is_led and self._is_of_leader() and age is not None and age < _FRESH
+        return self.is_led and self._is_of_leader() and age is not None and age < _FRESH
 
     def _is_of_leader(self) -> bool:
         """Did the driver that leads write the last report?"""
@@ -200,7 +196,7 @@ class JobCache:
             "published_s_ago": seconds_since(newest, now),
             "term": self.term,
             "leader": {"pid": holder.pid, "host": holder.host, "since": holder.since}
-            if holder and self._is_led
+            if holder and self.is_led
             else None,
             "restarts": self.events.restarts,
             "error": self.error or (None if state == "running" else self.events.error),

@@ -6,9 +6,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import Future, wait
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from onceflow.errors import OnceflowError, ServerSilent
 from onceflow.protocol.home import JobFolder, Query
@@ -19,61 +19,51 @@ T = TypeVar("T")
 
 class DeadlineThreads:
     """Calls of targets, in at most `most` threads. A thread cannot be ended, so it counts until
-    its call returns, even if nobody waits for the call any longer."""
+    its call returns, even if nobody waits for the call any longer. (An executor would wait for its
+    threads when the page stops.)"""
 
     def __init__(self, most: int) -> None:
         self._free = threading.BoundedSemaphore(most)
 
-    def start(self, work: Callable[[], T]) -> TargetCall[T]:
+    def start(self, work: Callable[[], T]) -> Future[T]:
         """`ServerSilent`: all threads are taken by targets that do not answer."""
         if not self._free.acquire(blocking=False):
             raise ServerSilent(
                 "not asked: other targets were asked before and do not answer",
                 hint="try again when they answer",
             )
-        call = TargetCall(work)
+        call: Future[T] = Future()
         threading.Thread(
-            target=self._run, args=(call,), name="onceflow target", daemon=True
+            target=self._run, args=(call, work), name="onceflow target", daemon=True
         ).start()
         return call
 
     def within(self, seconds: float, work: Callable[[], T]) -> T:
         """The result or the error of `work`. `ServerSilent`: it takes longer."""
-        return self.start(work).result(time.monotonic() + seconds, seconds)
+        return result_of(self.start(work), time.monotonic() + seconds, seconds)
 
-    def _run(self, call: TargetCall[Any]) -> None:
+    def _run(self, call: Future[T], work: Callable[[], T]) -> None:
+        found = error = None
         try:
-            call.run()
-        finally:
-            self._free.release()
-            call.done.set()
+            found = work()
+        except BaseException as raised:
+            error = raised
+        self._free.release()
+        if error is None:
+            call.set_result(cast(T, found))
+        else:
+            call.set_exception(error)
 
 
-@dataclass
-class TargetCall(Generic[T]):
-    """A call in a thread that may outlive those who wait for it."""
-
-    work: Callable[[], T]
-    done: threading.Event = field(default_factory=threading.Event)
-    value: T | None = None
-    error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self.value = self.work()
-        except BaseException as error:
-            self.error = error
-
-    def result(self, until: float, seconds: float) -> T:
-        """`until`: on the monotonic clock, the end of the `seconds` that are allowed."""
-        if not self.done.wait(max(0.0, until - time.monotonic())):
-            raise ServerSilent(
-                f"a target has not answered within {seconds:g} s",
-                hint="check the server: the ledgers of the job show which target does not answer",
-            )
-        if self.error is not None:
-            raise self.error
-        return cast(T, self.value)
+def result_of(call: Future[T], until: float, seconds: float) -> T:
+    """`until`: on the monotonic clock, the end of the `seconds` that are allowed."""
+    done, _ = wait([call], max(0.0, until - time.monotonic()))
+    if not done:
+        raise ServerSilent(
+            f"a target has not answered within {seconds:g} s",
+            hint="check the server: the ledgers of the job show which target does not answer",
+        )
+    return call.result()
 
 
 _threads = DeadlineThreads(8)
@@ -112,7 +102,7 @@ def _ask(
 
     def answer() -> LedgerRow:
         try:
-            return call.result(until, deadline)
+            return result_of(call, until, deadline)
         except ServerSilent:
             return unknown(f"no answer within {deadline:g} s")
         except Exception as error:  # a client library may raise anything

@@ -114,26 +114,18 @@ def document(operations: Iterable[Operation]) -> Schema:
 
 
 def _parameters(operation: Operation) -> list[Schema]:
-    found = [
-        {
-            "name": name,
-            "in": "path",
-            "required": True,
-            "description": _PARAMETERS[name],
-            "schema": {"type": "integer" if name == "epoch" else "string"},
-        }
-        for name in re.findall(r"{(\w+)}", operation.path)
+    names = re.findall(r"{(\w+)}", operation.path)
+    return [_parameter(name, "path", _PARAMETERS[name]) for name in names] + [
+        _parameter(name, "query", says) for name, says in operation.query.items()
     ]
-    return found + [
-        {
-            "name": name,
-            "in": "query",
-            "required": False,
-            "description": says,
-            "schema": {"type": "string"},
-        }
-        for name, says in operation.query.items()
-    ]
+
+
+def _parameter(name: str, place: str, says: str) -> Schema:
+    kind = "integer" if name == "epoch" else "string"
+    return {
+        "name": name, "in": place, "required": place == "path", "description": says,
+        "schema": {"type": kind},
+    }  # fmt: skip
 
 
 def _failures(operation: Operation, error: Schema) -> Schema:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from onceflow.errors import JobError, OnceflowError
 from onceflow.page.errors import BadRequest
+from onceflow.page.files import Row
 from onceflow.page.shapes import Plan
 from onceflow.protocol.home import JobFolder, select_jobs
 from onceflow.protocol.lineage import CHOICES
@@ -16,8 +16,6 @@ from onceflow.snapshots.epochs import cuts_at
 from onceflow.snapshots.restore import Restore
 from onceflow.snapshots.savepoints import Savepoints
 from onceflow.store.names import check_name
-
-Row = dict[str, Any]
 
 MEANS = {
     "rewind": "take them back where the target can",

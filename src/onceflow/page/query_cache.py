@@ -70,7 +70,7 @@ def row_position(offset: Any) -> int | None:
     return None
 
 
-class _LogState:
+class _Decisions:
     """The epoch log up to the last entry that was read: a view for `EpochLog.follow`."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class _LogState:
         self.position = position
         self.fence: Row | None = body.get("fence")
         self.end: Row | None = body.get("end")
-        self.last: Row | None = None
+        self.last: Row | None = None  # decision
         self.epochs.clear()
         self._decided(body.get("decisions", ()))
 
@@ -104,13 +104,14 @@ class _LogState:
             self.last = entry
 
 
-class QueryCache:
+class QueryCache(_Decisions):
     """One query. `read` reads new entries; `error` says which file could not be read."""
 
     def __init__(self, query: Query) -> None:
+        super().__init__()
         self.query = query
         self.error: OnceflowError | None = None
-        self._log, self._state = query.epoch_log(), _LogState()
+        self._log = query.epoch_log()
         self._log_changes = Changes(query.folder / "onceflow" / "log")
         self._times: dict[int, Row] = {}
         path = query.folder / "onceflow" / "times.jsonl"
@@ -121,7 +122,7 @@ class QueryCache:
     def read(self) -> None:
         if self._log_changes.any():
             try:
-                self._log.follow(self._state)
+                self._log.follow(self)
                 self.error = None
             except OnceflowError as error:
                 self.error = error
@@ -147,29 +148,16 @@ class QueryCache:
     @property
     def has_ended(self) -> bool:
         """Was its lineage closed?"""
-        return self._state.end is not None
-
-    @property
-    def fence(self) -> Row:
-        return self._state.fence or {}
-
-    @property
-    def last(self) -> Row | None:
-        """The last decision."""
-        return self._state.last
-
-    @property
-    def epochs(self) -> deque[EpochSummary]:
-        return self._state.epochs
+        return self.end is not None
 
     @property
     def outputs(self) -> dict[str, Row]:
-        return self.fence.get("outputs") or {}
+        return (self.fence or {}).get("outputs") or {}
 
     @property
     def sources(self) -> dict[str, Row]:
         """Source -> its kind and place, as far as known."""
-        known: dict[str, Row] = self.fence.get("sources") or {}
+        known: dict[str, Row] = (self.fence or {}).get("sources") or {}
         if self.last is None:
             return dict(known)
         return {

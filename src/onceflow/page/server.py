@@ -11,9 +11,9 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterable
 from functools import partial
-from types import TracebackType
 from typing import Any, cast
 
 import uvicorn
@@ -149,11 +149,10 @@ class Page:
     def __enter__(self) -> Page:
         self._thread = threading.Thread(target=self._run, name="onceflow page", daemon=True)
         self._thread.start()
-        waited = threading.Event()
         for _ in range(int(_START_SECONDS / 0.01)):
             if self._server.started or self._failure is not None or not self._thread.is_alive():
                 break
-            waited.wait(0.01)
+            time.sleep(0.01)
         if not self._server.started:
             self.close()
             raise SetupError(f"the page did not start: {self._failure}", hint="try another --port")
@@ -165,12 +164,7 @@ class Page:
         except BaseException as error:
             self._failure = error
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

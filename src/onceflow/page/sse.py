@@ -44,9 +44,7 @@ class _View:
     fragments: Fragments = field(default_factory=dict)
     version: int = 0
     stale: str | None = None  # since when it cannot be made, and why
-    pokes: set[asyncio.Event] = field(
-        default_factory=set
-    )  # one for each viewer: something has changed
+    pokes: set[asyncio.Event] = field(default_factory=set)  # one for each viewer: look again
     worker: asyncio.Task[None] | None = None
     _changed: dict[str, int] = field(default_factory=dict)  # fragment -> its version
     _made: dict[int, bytes] = field(default_factory=dict)
@@ -60,7 +58,7 @@ class _View:
                 if self.stale is None:
                     _log.exception("a live view could not be made")
                     self.stale = f"cannot be read since {now()[11:19]} UTC: {_why(error)}"
-                    self._poke()
+                    self.poke()
             await asyncio.sleep(_EVERY)
 
     def _put(self, fragments: Fragments) -> None:
@@ -72,9 +70,9 @@ class _View:
             self._made.clear()
         if different or self.stale is not None:
             self.stale = None
-            self._poke()
+            self.poke()
 
-    def _poke(self) -> None:
+    def poke(self) -> None:
         for poke in self.pokes:
             poke.set()
 
@@ -108,8 +106,7 @@ class LiveViews:
         """End all streams, because the page stops."""
         self.closing = True
         for view in self._views.values():
-            for poke in view.pokes:
-                poke.set()
+            view.poke()
 
     @contextlib.contextmanager
     def viewing(self, name: str, render: Render, poke: asyncio.Event) -> Iterator[_View]:

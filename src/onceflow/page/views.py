@@ -15,7 +15,8 @@ from onceflow.errors import JobError, OnceflowError
 from onceflow.page import plans
 from onceflow.page.actions import Actions
 from onceflow.page.boards import board_view
-from onceflow.page.errors import TooManyViewers, status_of
+from onceflow.page.errors import TooManyViewers, headers_of, status_of
+from onceflow.page.files import Row
 from onceflow.page.graph import lineage_tree
 from onceflow.page.guard import cookie
 from onceflow.page.home_reader import HomeReader
@@ -28,7 +29,6 @@ from onceflow.snapshots.shapes import RetainedEpochs
 from onceflow.store.names import NAME, check_name
 from onceflow.store.version import __version__
 
-Row = dict[str, Any]
 Parts = Callable[[str], Awaitable[Fragments]]
 
 _REPORT_CSP = (
@@ -77,8 +77,9 @@ class Views:
         return self._templates.get_template(template).render(**values)
 
     async def page(
-        self, request: Request, template: str, *, status: int = 200, **values: Any
-    ) -> Response:
+        self, request: Request, template: str, *, status: int = 200,
+        headers: dict[str, str] | None = None, **values: Any,
+    ) -> Response:  # fmt: skip
         """A whole page; or only its content, for a script that puts it into a page."""
         theme = request.cookies.get("onceflow-theme")
         context: Row = {
@@ -93,7 +94,7 @@ class Views:
             "here": "",
             **values,
         }
-        return HTMLResponse(self._render(template, **context), status_code=status)
+        return HTMLResponse(self._render(template, **context), status_code=status, headers=headers)
 
     async def _boards(self) -> list[BoardSummary]:
         try:
@@ -104,8 +105,8 @@ class Views:
     async def problem(self, request: Request, error: OnceflowError) -> Response:
         status = status_of(error)
         return await self.page(
-            request, "problem.html", status=status, number=status, says=error.message,
-            hint=error.hint,
+            request, "problem.html", status=status, headers=headers_of(error), number=status,
+            says=error.message, hint=error.hint,
         )  # fmt: skip
 
     def _stream(self, parts: Parts) -> Callable[[Request], Awaitable[Response]]:
@@ -114,13 +115,10 @@ class Views:
             if name and not NAME.fullmatch(name):
                 raise HTTPException(404)
             if self._live.is_full:
-                error = TooManyViewers(
+                raise TooManyViewers(
                     "the page has too many viewers",
                     hint="close another view of it; this one tries again by itself",
                 )
-                answer = await self.problem(request, error)
-                answer.headers["Retry-After"] = "10"
-                return answer
             await parts(name)  # if it does not exist, no stream begins
             return Stream(self._live, request.url.path, lambda: parts(name))
 
