@@ -22,14 +22,14 @@ from pyarrow import types as t
 from onceflow.errors import JobError
 from onceflow.state.results import convert
 from onceflow.state.states import REDUCTIONS, Fold, is_number
-from onceflow.state.vectors import Ints, combine, is_valid, scatter
+from onceflow.state.vectors import Ints, is_valid, scatter, to_array
 
 _LIMB = np.int64(0xFFFFFFFF)
 
 
 def reduce(how: str, values: Any, index: Ints, size: int) -> pa.Array:
     """One value for each of `size` keys. A sum is long, double or decimal(38, s)."""
-    array = combine(values) if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
+    array = to_array(values)
     if len(array) != len(index):
         raise ValueError(f"{how}: {len(array)} values for {len(index)} rows")
     if array.null_count:
@@ -136,7 +136,7 @@ def _sum_decimals(array: pa.Array, starts: Ints) -> pa.Array:
 def fold(how: str | Fold, old: pa.Array, values: Any, index: Ints, *, what: str) -> pa.Array:
     """Fold the values of its rows into the value of each key; the type stays that of `old`."""
     kind, size = old.type, len(old)
-    array = combine(values) if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
+    array = to_array(values)
     if how == "count":
         return pc.add_checked(pc.fill_null(old, 0), reduce("count", array, index, size))
     if len(array) != len(index):

@@ -11,8 +11,8 @@ import pyarrow as pa
 from onceflow.contract.schema import arrow_schema, nullable, parse_schema
 from onceflow.errors import JobError
 from onceflow.state.evolve import is_same_kind
-from onceflow.state.process import Binding, KeyedProcess, folds_by_itself
-from onceflow.state.states import Column, StateDeclaration, StepColumns, resolve_columns
+from onceflow.state.process import KeyedProcess, folds_by_itself
+from onceflow.state.states import Binding, Column, StateDeclaration, resolve_columns
 
 # A state of such a name would hide the helper from the process.
 _HELPERS = frozenset(name for name in dir(KeyedProcess) if not name.startswith("_")) | {
@@ -39,8 +39,7 @@ def bind_process(process: KeyedProcess, binding: Binding) -> BoundProcess:
     process._binding, process._declared, process._columns = binding, None, None
     process.bind(binding.keys, binding.rows)
     states = {**_find_states(process, owner), **(process._declared or {})}
-    around = StepColumns(owner, binding.keys, binding.rows, binding.watermark)
-    columns = resolve_columns(states, around)
+    columns = resolve_columns(states, owner, binding)
     rows = _find_method(process, owner, "process", "process_key")
     timers = _find_method(process, owner, "on_timer", "on_timer_key")
     _refuse_methods(owner, columns, rows, timers)

@@ -134,16 +134,10 @@ def compact(
         runs = [reader.open(run) for run in merge.inputs]
         low = first_place(merge.groups.start, groups)
         for piece in merge_runs(runs, low, first_place(merge.groups.stop, groups)):
-            keep = piece.live
-            if merge.whole and expired is not None:
-                keep = keep & ~expired(piece.values)
-            if not merge.whole or keep.all():
-                writer.add(piece.places, piece.keys, piece.values, piece.live)
-            elif keep.any():
-                mask = pa.array(keep)
-                writer.add(
-                    piece.places[keep], piece.keys.filter(mask), piece.values.filter(mask),
-                    piece.live[keep],
-                )  # fmt: skip
+            kept = piece
+            if merge.whole:
+                live = piece.live
+                kept = piece.filter(live if expired is None else live & ~expired(piece.values))
+            writer.add(kept.places, kept.keys, kept.values, kept.live)
     run = writer.close(max((run.born for merge in plan for run in merge.inputs), default=0))
     return [MergeResult(run, m.groups, tuple(run.name for run in m.inputs)) for m in plan]

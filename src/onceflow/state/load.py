@@ -27,7 +27,7 @@ from onceflow.errors import BadInput, BadRows, OnceflowError
 from onceflow.state.evolve import adapt
 from onceflow.state.files import HIDDEN, Tell, check_files, list_files, open_parquet, to_spark_types
 from onceflow.state.keys import Places, find_repeats, groups_of, places_of
-from onceflow.state.manifest import SUFFIX, Manifest, Run
+from onceflow.state.manifest import SUFFIX, Manifest, Run, find_earliest
 from onceflow.state.runs import RunWriter, StoreSchema
 from onceflow.state.vectors import combine, empty_to_null, is_valid
 from onceflow.store.posix import translate_disk_full
@@ -79,10 +79,7 @@ def load(
             found = runs.close()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    earliest = {
-        timer: min((at for run in found if (at := run.timers[timer]) is not None), default=None)
-        for timer in schema.timers
-    }
+    earliest = {timer: find_earliest(run.timers[timer] for run in found) for timer in schema.timers}
     manifest = Manifest(epoch, groups).advance(epoch, found)
     return LoadResult(manifest, sum(run.rows for run in found), earliest, absent)
 

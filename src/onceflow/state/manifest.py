@@ -44,15 +44,15 @@ class Run:
         return self.counts[at] if 0 <= at < len(self.counts) else 0
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name, "rows": self.rows, "bytes": self.bytes, "crc32": self.crc32,
-            "born": self.born, "first": self.first, "counts": list(self.counts),
-            "timers": dict(self.timers),
-        }  # fmt: skip
+        return {**vars(self), "counts": list(self.counts)}
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Run:
         return cls(**{**body, "counts": tuple(body["counts"])})
+
+
+def find_earliest(times: Iterable[int | None]) -> int | None:
+    return min((time for time in times if time is not None), default=None)
 
 
 @dataclass(frozen=True)

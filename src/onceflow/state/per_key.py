@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from onceflow.errors import OnceflowError
 from onceflow.state.process import KeyedProcess
-from onceflow.state.results import CallSite, UnfitResult, describe_difference
+from onceflow.state.results import CallSite, UnfitResult, refuse_names
 from onceflow.state.states import Column, ReducingState
 from onceflow.state.vectors import Bools, Ints, combine, is_collection, to_python
 
@@ -183,8 +183,9 @@ def _to_table(emitted: list[Any], schema: pa.Schema) -> pa.Table | None:
                 list(part) for part in zip(*(_to_tuple(r, names) for r in emitted), strict=True)
             ]
     except KeyError:
-        wrong = next(row for row in emitted if set(row) != set(names))
-        raise _wrong_names(wrong, names) from None
+        for row in emitted:
+            _refuse_names(row, names)
+        raise
     arrays = [
         _to_arrow(v, f.type, f"column {f.name} of out")
         for v, f in zip(columns, schema, strict=True)
@@ -195,7 +196,7 @@ def _to_table(emitted: list[Any], schema: pa.Schema) -> pa.Table | None:
 def _to_tuple(row: Any, names: list[str]) -> tuple[Any, ...]:
     if isinstance(row, dict):
         if set(row) != set(names):
-            raise _wrong_names(row, names)
+            _refuse_names(row, names)
         return tuple(row[name] for name in names)
     if not isinstance(row, tuple | list) or len(row) != len(names):
         raise UnfitResult(
@@ -204,13 +205,8 @@ def _to_tuple(row: Any, names: list[str]) -> tuple[Any, ...]:
     return tuple(row)
 
 
-def _wrong_names(row: Mapping[str, Any], names: list[str]) -> UnfitResult:
-    missing = [name for name in names if name not in row]
-    extra = [str(name) for name in row if name not in names]
-    return UnfitResult(
-        describe_difference("a row of out", missing, extra),
-        hint="let output and rows have the same names",
-    )
+def _refuse_names(row: Mapping[str, Any], names: list[str]) -> None:
+    refuse_names("a row of out", row, names, hint="let output and rows have the same names")
 
 
 def _to_arrow(values: list[Any], kind: pa.DataType, what: str) -> pa.Array:
@@ -245,8 +241,7 @@ def _maps_to_pairs(values: list[Any], kind: pa.DataType) -> list[Any]:
 def _state_class(owner: str, columns: Sequence[Column]) -> type[KeyState]:
     members: dict[str, Any] = {"__slots__": ()}
     for n, column in enumerate(columns):
-        mutable = is_collection(column.type) or pa.types.is_struct(column.type)
-        members[column.name] = _mutable_property(n, column.type) if mutable else _property(n)
+        members[column.name] = _property(n, column.type)
     members["_hows"] = {
         column.name: column.declared.how
         for column in columns
@@ -255,25 +250,15 @@ def _state_class(owner: str, columns: Sequence[Column]) -> type[KeyState]:
     return type(f"{owner}State", (KeyState,), members)
 
 
-def _property(n: int) -> property:
+def _property(n: int, kind: pa.DataType) -> property:
+    """A list, dict or struct may be changed in place, so a copy is kept to compare with."""
     bit = 1 << n
+    empty = dict if pa.types.is_map(kind) else list if is_collection(kind) else None
 
     def get(self: KeyState) -> Any:
         return self._now[n]
 
-    def assign(self: KeyState, value: Any) -> None:
-        self._now[n] = value
-        self._set |= bit
-
-    return property(get, assign)
-
-
-def _mutable_property(n: int, kind: pa.DataType) -> property:
-    """A list, dict or struct may be changed in place, so a copy is kept to compare with."""
-    bit = 1 << n
-    empty = (dict if pa.types.is_map(kind) else list) if is_collection(kind) else None
-
-    def get(self: KeyState) -> Any:
+    def get_mutable(self: KeyState) -> Any:
         if self._set & bit:
             return self._now[n]
         if self._opened is None:
@@ -288,7 +273,8 @@ def _mutable_property(n: int, kind: pa.DataType) -> property:
         self._now[n] = value
         self._set |= bit
 
-    return property(get, assign)
+    is_mutable = empty is not None or pa.types.is_struct(kind)
+    return property(get_mutable if is_mutable else get, assign)
 
 
 def _copy(value: Any) -> Any:

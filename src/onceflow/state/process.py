@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 
 from onceflow.errors import JobError
 from onceflow.state.aggregates import fold, reduce
-from onceflow.state.states import Column, ReducingState, StateDeclaration
-from onceflow.state.vectors import Bools, Ints, combine, to_datetime
+from onceflow.state.states import Binding, Column, ReducingState, StateDeclaration
+from onceflow.state.vectors import Bools, Ints, to_array, to_datetime
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,6 @@ class Call:
     rows: pa.Table | None
     columns: Mapping[str, pa.Array]  # the state of these keys
     due: Mapping[str, Bools] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Binding:
-    """What a process knows about its step."""
-
-    keys: pa.Schema
-    rows: pa.Schema
-    event_time: str | None
-    watermark: bool
 
 
 class KeyedProcess:
@@ -189,8 +179,5 @@ def folds_by_itself(declared: StateDeclaration) -> bool:
 def _mask(column: Any, where: Any) -> Any:
     if where is None:
         return column
-    array, mask = (
-        combine(one) if isinstance(one, pa.ChunkedArray) else pa.array(one)
-        for one in (column, where)
-    )
-    return pc.if_else(mask, array, pa.scalar(None, array.type))
+    array = to_array(column)
+    return pc.if_else(to_array(where), array, pa.scalar(None, array.type))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from onceflow.errors import OnceflowError, ProcessFailed
 from onceflow.state.evolve import is_same_kind
-from onceflow.state.vectors import combine
+from onceflow.state.vectors import combine, to_array
 
 
 class UnfitResult(Exception):
@@ -33,7 +33,12 @@ class UnfitResult(Exception):
 
 def convert(column: Any, declared: pa.DataType, what: str) -> pa.Array:
     """The column in the declared type; `UnfitResult` if a value would be lost."""
-    array = _to_array(column, what)
+    try:
+        array = to_array(column)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError) as error:
+        raise UnfitResult(
+            f"{what} is {type(column).__name__}: {error}", hint="return an Arrow array"
+        ) from error
     if array.type == declared:
         return array
     if not is_same_kind(array.type, declared):
@@ -47,17 +52,6 @@ def convert(column: Any, declared: pa.DataType, what: str) -> pa.Array:
         raise UnfitResult(
             f"{what} does not fit {declared}: {error}",
             hint="declare a wider type, or fix the value",
-        ) from error
-
-
-def _to_array(column: Any, what: str) -> pa.Array:
-    if isinstance(column, pa.Array | pa.ChunkedArray):
-        return combine(column)
-    try:
-        return pa.array(column)  # numpy, mostly
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError) as error:
-        raise UnfitResult(
-            f"{what} is {type(column).__name__}: {error}", hint="return an Arrow array"
         ) from error
 
 
@@ -96,13 +90,7 @@ def check_out(returned: Any, schema: pa.Schema) -> pa.Table | None:
     if returned is None:
         return None
     columns = _columns_by_name(returned, "out")
-    missing = [name for name in schema.names if name not in columns]
-    extra = [str(name) for name in columns if name not in schema.names]
-    if missing or extra:
-        raise UnfitResult(
-            describe_difference("out", missing, extra),
-            hint="let output and out have the same names",
-        )
+    refuse_names("out", columns, schema.names, hint="let output and out have the same names")
     arrays = [convert(columns[f.name], f.type, f"column {f.name} of out") for f in schema]
     lengths = {name: len(array) for name, array in zip(schema.names, arrays, strict=True)}
     if len(set(lengths.values())) > 1:
@@ -110,11 +98,16 @@ def check_out(returned: Any, schema: pa.Schema) -> pa.Table | None:
     return pa.table(arrays, schema=schema)
 
 
-def describe_difference(what: str, missing: Iterable[str], extra: Iterable[str]) -> str:
-    lacks, has = ", ".join(missing), ", ".join(extra)
-    parts = [f"lacks {lacks}"] if lacks else []
-    parts += [f"has {has}, which is not declared"] if has else []
-    return f"{what} {' and '.join(parts)}"
+def refuse_names(
+    what: str, given: Collection[Any], declared: Collection[str], *, hint: str
+) -> None:
+    """`UnfitResult` unless the names are those that are declared, in any order."""
+    missing = [name for name in declared if name not in given]
+    extra = [str(name) for name in given if name not in declared]
+    parts = [f"lacks {', '.join(missing)}"] if missing else []
+    parts += [f"has {', '.join(extra)}, which is not declared"] if extra else []
+    if parts:
+        raise UnfitResult(f"{what} {' and '.join(parts)}", hint=hint)
 
 
 def check_state(returned: Any, keys: pa.Table, declared: pa.Schema) -> dict[str, pa.Array]:
@@ -125,12 +118,8 @@ def check_state(returned: Any, keys: pa.Table, declared: pa.Schema) -> dict[str,
     if returned is None:
         return {}
     columns = _columns_by_name(returned, "new_state")
-    unknown = [n for n in columns if n not in declared.names and n not in keys.column_names]
-    if unknown:
-        raise UnfitResult(
-            describe_difference("new_state", [], map(str, unknown)),
-            hint=f"declared are {', '.join(declared.names)}",
-        )
+    known = [n for n in (*declared.names, *keys.column_names) if n in columns]
+    refuse_names("new_state", columns, known, hint=f"declared are {', '.join(declared.names)}")
     found = {}
     for name, column in columns.items():
         is_key = name in keys.column_names

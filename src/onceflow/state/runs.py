@@ -28,7 +28,7 @@ from pyarrow import types as t
 from onceflow.errors import Damaged, JobError, OnceflowError
 from onceflow.state.evolve import adapt
 from onceflow.state.keys import END, Places, compare_keys, find_repeats, groups_of
-from onceflow.state.manifest import SUFFIX, Run
+from onceflow.state.manifest import SUFFIX, Run, find_earliest
 from onceflow.state.vectors import Bools, Ints, to_longs
 from onceflow.store.posix import fsync_dir, make_dirs, translate_disk_full
 
@@ -172,10 +172,9 @@ class RunWriter:
             fsync_dir(self._path.parent)
         some = np.flatnonzero(self._counts)
         earliest = {
-            name: min((b["timers"][name] for b in self._blocks if b["timers"][name] is not None),
-                      default=None)
+            name: find_earliest(block["timers"][name] for block in self._blocks)
             for name in self._schema.timers
-        }  # fmt: skip
+        }
         run = Run(
             self._path.name, int(self._counts.sum()), self._file.size, self._file.crc32, born,
             int(some[0]), tuple(self._counts[some[0] : some[-1] + 1].tolist()), earliest,

@@ -136,23 +136,23 @@ def arrow_type(kind: Type) -> pa.DataType:
 
 
 @dataclass(frozen=True)
-class StepColumns:
-    """What declarations must fit: the columns of keys and rows, and the watermark."""
+class Binding:
+    """What a process knows about its step, and what its declarations must fit."""
 
-    owner: str  # the class, for messages
     keys: pa.Schema
     rows: pa.Schema
+    event_time: str | None
     watermark: bool
 
 
 def resolve_columns(
-    states: Mapping[str, StateDeclaration], around: StepColumns
+    states: Mapping[str, StateDeclaration], owner: str, binding: Binding
 ) -> tuple[Column, ...]:
-    """The columns to store; `JobError` for the first wrong declaration."""
-    taken = {name.lower(): "a key column" for name in around.keys.names}
+    """The columns to store; `JobError` for the first wrong declaration of the class `owner`."""
+    taken = {name.lower(): "a key column" for name in binding.keys.names}
     found = []
     for name, declared in states.items():
-        where = f"{around.owner}.{name}"
+        where = f"{owner}.{name}"
         if name.startswith("_"):
             raise JobError(f"{where}: the name of a state must not begin with _", hint="rename it")
         if (other := taken.get(name.lower())) is not None:
@@ -161,59 +161,51 @@ def resolve_columns(
             )
         taken[name.lower()] = "another state"
         try:
-            found.append(_resolve_column(name, declared, around))
+            found.append(_resolve_column(name, declared, binding))
         except JobError as error:
             raise JobError(f"{where}: {error.message}", hint=error.hint) from None
     return tuple(found)
 
 
-def _resolve_column(name: str, declared: StateDeclaration, around: StepColumns) -> Column:
-    default = EVENT if around.watermark else PROCESSING
+def _resolve_column(name: str, declared: StateDeclaration, binding: Binding) -> Column:
     match declared:
         case Timer(clock=clock):
-            return Column(name, TIMESTAMP, declared, _check_clock(clock, around))
-        case ValueState(type=kind, ttl=ttl, ttl_on=on):
-            return Column(
-                name, arrow_type(kind), declared, *_resolve_expiry(ttl, on, default, around)
-            )
-        case ReducingState(type=kind, ttl=ttl, ttl_on=on):
-            whole = arrow_type(kind)
-            _refuse_reduction(declared, whole, around.rows)
-            return Column(name, whole, declared, *_resolve_expiry(ttl, on, default, around))
-        case ListState(type=kind, ttl=ttl, ttl_on=on, time=time):
+            return Column(name, TIMESTAMP, declared, _check_clock(clock, binding))
+        case ValueState(type=kind):
+            whole, time = arrow_type(kind), None
+        case ReducingState(type=kind):
+            whole, time = arrow_type(kind), None
+            _refuse_reduction(declared, whole, binding.rows)
+        case ListState(type=kind, time=time):
             element = arrow_type(kind)
-            _refuse_time(time, ttl, element)
+            _refuse_time(time, declared.ttl, element)
             whole = pa.list_(pa.field("element", element))
-            return Column(name, whole, declared, *_resolve_expiry(ttl, on, default, around), time)
-        case MapState(key=key, value=value, ttl=ttl, ttl_on=on, time=time):
+        case MapState(key=key, value=value, time=time):
             item = arrow_type(value)
-            _refuse_time(time, ttl, item)
+            _refuse_time(time, declared.ttl, item)
             whole = pa.map_(arrow_type(key), pa.field("value", item))
-            return Column(name, whole, declared, *_resolve_expiry(ttl, on, default, around), time)
-    raise JobError(
-        f"{type(declared).__name__} is not a state",
-        hint="declare a ValueState, ListState, MapState, ReducingState or Timer",
-    )
+        case _:
+            raise JobError(
+                f"{type(declared).__name__} is not a state",
+                hint="declare a ValueState, ListState, MapState, ReducingState or Timer",
+            )
+    if declared.ttl is None and declared.ttl_on is not None:
+        raise JobError("ttl_on= has no effect without ttl=", hint='add it, like ttl="30 days"')
+    default = EVENT if binding.watermark else PROCESSING
+    clock = _check_clock(default if declared.ttl_on is None else declared.ttl_on, binding)
+    ttl = None if declared.ttl is None else parse_span(declared.ttl)
+    return Column(name, whole, declared, clock, ttl, time)
 
 
-def _check_clock(clock: str, around: StepColumns) -> str:
+def _check_clock(clock: str, binding: Binding) -> str:
     if clock not in (EVENT, PROCESSING):
         raise JobError(f"there is no clock {clock!r}", hint='write "event" or "processing"')
-    if clock == EVENT and not around.watermark:
+    if clock == EVENT and not binding.watermark:
         raise JobError(
             "the event clock needs a watermark",
             hint='give the step event_time= and watermark=, or write "processing"',
         )
     return clock
-
-
-def _resolve_expiry(
-    ttl: Span | None, on: str | None, default: str, around: StepColumns
-) -> tuple[str, int | None]:
-    if ttl is None and on is not None:
-        raise JobError("ttl_on= has no effect without ttl=", hint='add it, like ttl="30 days"')
-    clock = _check_clock(default if on is None else on, around)
-    return clock, None if ttl is None else parse_span(ttl)
 
 
 def _refuse_time(time: str | None, ttl: Span | None, element: pa.DataType) -> None:

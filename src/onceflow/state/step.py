@@ -22,8 +22,8 @@ import pyarrow as pa
 
 from onceflow.state.binding import bind_process
 from onceflow.state.calls import DONE, Pending, ProcessCaller, SliceRun, Timeline
-from onceflow.state.process import Binding, KeyedProcess, Time
-from onceflow.state.states import EVENT, Column
+from onceflow.state.process import KeyedProcess, Time
+from onceflow.state.states import EVENT, Binding, Column
 from onceflow.state.vectors import (
     LONG_AGO,
     NEVER,

@@ -27,8 +27,15 @@ class Piece:
 
     places: Places
     keys: pa.Table
-    live: Bools
     values: pa.Table
+    live: Bools
+
+    def filter(self, keep: Bools) -> Piece:
+        if keep.all():
+            return self
+        mask = pa.array(keep)
+        keys, values = self.keys.filter(mask), self.values.filter(mask)
+        return Piece(self.places[keep], keys, values, self.live[keep])
 
 
 class Reader:
@@ -231,12 +238,9 @@ class Reader:
             one, two = first_place(part.start, groups), first_place(part.stop, groups)
             opened = [self.open(run) for run in runs]
             for piece in merge_runs(opened, max(one, start), min(two, stop)):
-                live = piece.live
-                if live.all():
-                    yield piece.places, piece.keys, piece.values
-                elif live.any():
-                    keep = pa.array(live)
-                    yield piece.places[live], piece.keys.filter(keep), piece.values.filter(keep)
+                live = piece.filter(piece.live)
+                if len(live.places):
+                    yield live.places, live.keys, live.values
 
     def _group_ranges(self) -> Iterator[tuple[range, list[Run]]]:
         """The groups in ranges that the same runs serve."""
@@ -278,7 +282,7 @@ def _keep_newest(parts: Sequence[tuple[OpenRun, pa.Table]]) -> Piece:
     live = np.concatenate([run.live(rows) for run, rows in parts])
     values = pa.concat_tables([run.values(rows) for run, rows in parts])
     if len(parts) == 1:
-        return Piece(places, keys, live, values)
+        return Piece(places, keys, values, live)
     # Rows of one place keep the order of age, so the newest of a key comes first.
     order = np.argsort(places, kind="stable")
     places, keys = places[order], keys.combine_chunks().take(pa.array(order))
@@ -286,4 +290,4 @@ def _keep_newest(parts: Sequence[tuple[OpenRun, pa.Table]]) -> Piece:
     if older is not None:
         newest = ~older
         places, keys, order = places[newest], keys.filter(pa.array(newest)), order[newest]
-    return Piece(places, keys, live[order], values.combine_chunks().take(pa.array(order)))
+    return Piece(places, keys, values.combine_chunks().take(pa.array(order)), live[order])

@@ -29,7 +29,7 @@ from onceflow.errors import BadRows
 from onceflow.faults.points import reach_in_task
 from onceflow.state.compact import compact, plan_merges
 from onceflow.state.keys import first_place, task_ranges, unique_keys
-from onceflow.state.manifest import Manifest
+from onceflow.state.manifest import Manifest, find_earliest
 from onceflow.state.process import KeyedProcess, Time
 from onceflow.state.runs import RunWriter, StoreSchema
 from onceflow.state.step import Step
@@ -248,7 +248,7 @@ class _Task:
             times = [self._reader.find_next_due(timer, self._until.get(timer))]
             if run is not None:
                 times.append(run.timers.get(timer))
-            found[timer] = min((time for time in times if time is not None), default=None)
+            found[timer] = find_earliest(times)
         return found
 
 

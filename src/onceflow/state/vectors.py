@@ -34,6 +34,11 @@ def combine(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(column.chunks)
 
 
+def to_array(column: Any) -> pa.Array:
+    """A column of Arrow, numpy or Python as one array."""
+    return combine(column) if isinstance(column, pa.Array | pa.ChunkedArray) else pa.array(column)
+
+
 def to_longs(column: Any) -> Any:
     """Numbers as they are, timestamps as microseconds since 1970. Null stays null."""
     if t.is_timestamp(column.type) and column.type.unit != "us":

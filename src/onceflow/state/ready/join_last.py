@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from onceflow.errors import JobError
 from onceflow.state.process import KeyedProcess
+from onceflow.state.ready.running import refuse_missing
 from onceflow.state.states import ListState, Span, Timer, parse_span
 from onceflow.state.vectors import (
     LONG_AGO,
@@ -67,12 +68,7 @@ class JoinLast(KeyedProcess):
                 f"{owner} needs a watermark: without one, no match is final",
                 hint="give the step event_time= and watermark=",
             )
-        missing = [name for name in (self._kind, *self._take) if name not in rows.names]
-        if missing:
-            raise JobError(
-                f"{owner}: the rows have no column {', '.join(missing)}",
-                hint=f"they have {', '.join(rows.names)}",
-            )
+        refuse_missing(self, [self._kind, *self._take], rows)
         if self._of in self._to or not self._to:
             raise JobError(f"{owner}: to={self._to!r}", hint=f"name other kinds than {self._of}")
         self._within, self._at = parse_span(self._given), at

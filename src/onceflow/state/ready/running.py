@@ -57,7 +57,7 @@ class Deduplicate(KeyedProcess):
         self._id, self._ttl = [id] if isinstance(id, str) else list(id), ttl
 
     def bind(self, keys: pa.Schema, rows: pa.Schema) -> None:
-        _refuse_missing(self, self._id, rows)
+        refuse_missing(self, self._id, rows)
         fields = [(f"id{n}", rows.field(name).type) for n, name in enumerate(self._id)]
         kind = pa.struct([*fields, ("at", TIMESTAMP)])
         ttl = {} if self._ttl is None else {"ttl": self._ttl, "time": "at"}
@@ -140,7 +140,7 @@ class Last(KeyedProcess):
         self._order, self._ttl = order, ttl
 
     def bind(self, keys: pa.Schema, rows: pa.Schema) -> None:
-        _refuse_missing(self, [self._order], rows)
+        refuse_missing(self, [self._order], rows)
         if self._order in keys.names:
             raise JobError(
                 f"{type(self).__name__}: order={self._order!r} is a key", hint="name another column"
@@ -189,7 +189,7 @@ class TopN(KeyedProcess):
 
     def bind(self, keys: pa.Schema, rows: pa.Schema) -> None:
         owner = type(self).__name__
-        _refuse_missing(self, [self._by], rows)
+        refuse_missing(self, [self._by], rows)
         if not isinstance(self._n, int) or self._n < 1:
             raise JobError(f"{owner}: n is {self._n!r}", hint="use a number from 1 on")
         if self._by in keys.names:
@@ -230,7 +230,7 @@ class TopN(KeyedProcess):
         return out, {"top": pack(kept, of, len(keys), known.type)}
 
 
-def _refuse_missing(process: KeyedProcess, names: Sequence[str], rows: pa.Schema) -> None:
+def refuse_missing(process: KeyedProcess, names: Sequence[str], rows: pa.Schema) -> None:
     missing = [name for name in names if name not in rows.names]
     if missing:
         raise JobError(
