@@ -280,10 +280,16 @@ class CampaignLine:
     paused: bool
 
 
+def clicks_of(rows: list[Row]) -> Counter[str]:
+    """Clicks by campaign, in rows of counts."""
+    found: Counter[str] = Counter()
+    for row in rows:
+        found[row["campaign"]] += row["clicks"]
+    return found
+
+
 def by_campaign(places: Places, truth: Truth) -> list[CampaignLine]:
-    clicks: Counter[str] = Counter()
-    for row in Holds(places).panes:
-        clicks[row["campaign"]] += row["clicks"]
+    clicks = clicks_of(Holds(places).panes)
     charged = {each.campaign: each for each in campaigns(places)}
     spend = truth.spend_micros_by_campaign()
     return [

@@ -19,11 +19,11 @@ from onceflow.cli.demo import DemoReport, next_commands
 from onceflow.cli.display import Plain
 from onceflow.demo import application
 from onceflow.demo.app_processes import RUN, AppProcess, JobProcess, SilentProcess, Surroundings
-from onceflow.demo.drain import positions
 from onceflow.demo.feed import Feed
 from onceflow.demo.folder import prepare
 from onceflow.demo.strikes import SEEN, Chaos, Plan
 from onceflow.errors import JobError, LeaseHeld
+from onceflow.harness.epoch_logs import positions
 from onceflow.harness.processes import DRIVER, WORKER, Child, Ended, frozen
 from onceflow.harness.repeated import Repeated
 from onceflow.log.embedded import EmbeddedLog

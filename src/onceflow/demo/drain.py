@@ -8,6 +8,7 @@ from typing import Any
 
 from onceflow.demo.app_processes import JobProcess
 from onceflow.harness import server_targets
+from onceflow.harness.epoch_logs import Position, positions
 from onceflow.log.embedded import EmbeddedLog
 
 # What each job reads, in the order in which the jobs read each other.
@@ -18,9 +19,6 @@ READS = {
 }
 _LOOK_EVERY = 0.5  # seconds
 _STILL = 20.0  # seconds without change; what has not come by then is lost, and the check finds it
-
-
-Position = tuple[str, tuple[int, ...]]  # a log or topic, and the next offset of each partition
 
 
 class Drain:
@@ -83,15 +81,3 @@ def ends(places: Any, stream: str, regions: tuple[str, ...]) -> Iterator[Positio
     for region in regions:
         topic = places.topic(stream, region)
         yield topic, tuple(end for (name, _), end in sorted(found.items()) if name == topic)
-
-
-def positions(offset: Any) -> Iterator[Position]:
-    """In an offset of Spark: {"path", "next", …} of a log, {topic: {partition: next}} of Kafka."""
-    if not isinstance(offset, dict):
-        return
-    if "next" in offset and "path" in offset:
-        yield offset["path"], tuple(offset["next"])
-        return
-    for topic, partitions in offset.items():
-        if isinstance(partitions, dict):
-            yield topic, tuple(partitions[number] for number in sorted(partitions, key=int))

@@ -5,8 +5,6 @@ Sums may agree even if single numbers differ; the application's own check compar
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 from onceflow.demo.application import Application
@@ -15,8 +13,9 @@ from onceflow.demo.application import Application
 def result(app: Application, truth: Any) -> dict[str, Any]:
     """Clicks and money by campaign, and how many orders and rejected lines there are."""
     outputs, places = app.module("outputs"), app.places
-    serving = _clicks(outputs.table(places, "ad_minutes"))
-    warehouse = _clicks(outputs.warehouse(places, "ad_minutes"))
+    clicks_of = app.module("check").clicks_of
+    serving = clicks_of(outputs.table(places, "ad_minutes"))
+    warehouse = clicks_of(outputs.warehouse(places, "ad_minutes"))
     charged = {campaign.campaign: campaign.spent_micros for campaign in app.campaigns()}
     clicks, spend = truth.clicks_by_campaign(), truth.spend_micros_by_campaign()
     campaigns = [
@@ -47,13 +46,6 @@ def result(app: Application, truth: Any) -> dict[str, Any]:
         "campaigns": campaigns,
         "others": [{"what": what, "truth": n, "found": m} for what, n, m in others],
     }
-
-
-def _clicks(rows: Iterable[dict[str, Any]]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for row in rows:
-        found[row["campaign"]] += row["clicks"]
-    return found
 
 
 def _matched(kind: str, orders: Any, rows: list[dict[str, Any]]) -> tuple[int, int]:

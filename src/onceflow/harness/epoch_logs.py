@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,21 @@ from typing import Any
 from onceflow.harness.targets import Corrupt, body
 
 _TRIES = 200
+
+
+Position = tuple[str, tuple[int, ...]]  # a log or topic, and the next offset of each partition
+
+
+def positions(offset: Any) -> Iterator[Position]:
+    """In an offset of Spark: {"path", "next", …} of a log, {topic: {partition: next}} of Kafka."""
+    if not isinstance(offset, dict):
+        return
+    if isinstance(offset.get("next"), list):
+        yield offset.get("path", ""), tuple(offset["next"])
+        return
+    for topic, partitions in offset.items():
+        if isinstance(partitions, dict):
+            yield topic, tuple(partitions[number] for number in sorted(partitions, key=int))
 
 
 @dataclass(frozen=True)
@@ -27,11 +43,8 @@ class Decision:
 
     def read_to(self, source: str) -> list[int]:
         """The next offset of each partition of a source."""
-        end = self.end[source]
-        if "next" in end:
-            return list(end["next"])
-        ((_, topic),) = end.items()  # of Spark's connector: topic -> partition -> next offset
-        return [topic[str(partition)] for partition in range(len(topic))]
+        ((_, read_to),) = positions(self.end[source])
+        return list(read_to)
 
     @property
     def is_waited_for(self) -> bool:
