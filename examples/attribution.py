@@ -5,7 +5,7 @@ else with the last impression, whichever of order and ad event comes first.
 
 makes three weeks of events that come up to an hour out of order, and some days too late, into a
 log; runs the job, which is killed with `kill -9` on the way and started again; and compares what
-it wrote with the truth, which is computed from the events in plain Python.
+it wrote with the expected result, which plain Python computes from the events.
 """
 
 from __future__ import annotations

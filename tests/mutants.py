@@ -100,14 +100,14 @@ def _ignore_the_term() -> None:
     _put(EpochLog, check=check)
 
 
-def _judge_by(goes_on: Callable[[Any, Any, str], bool]) -> None:
+def _judge_by(continues: Callable[[Any, Any, str], bool]) -> None:
     from onceflow.contract.ledger import Verdict
     from onceflow.folders import commit_log as commits
     from onceflow.tables import sink as tables
 
     def judge(ledger: Any, publication: Any, target: str) -> Verdict:
-        on = goes_on(ledger, publication, target)
-        return Verdict.PUBLISH if on else Verdict.ALREADY_PUBLISHED
+        publishes = continues(ledger, publication, target)
+        return Verdict.PUBLISH if publishes else Verdict.ALREADY_PUBLISHED
 
     _put(commits, judge=judge)
     _put(tables, judge=judge)
@@ -277,13 +277,13 @@ def _ledger_to_the_last_stable_offset() -> None:
 
 @_mutant("slots-changed-between-decision-and-publish")
 def _slots_changed_between_decision_and_publish() -> None:
-    """Who publishes chooses the slots of an epoch's files; one slot behind the other."""
+    """The publisher chooses the slots of an epoch's files; one slot after the other."""
     from onceflow.kafka import sink as kafka
     from onceflow.kafka.sink import Kafka
 
     publish = Kafka.publish
 
-    def chosen_anew(self: Kafka, publication: Any) -> Any:
+    def chosen_again(self: Kafka, publication: Any) -> Any:
         def by_slot(files: Any) -> dict[int, list[Any]]:
             found: dict[int, list[Any]] = {slot: [] for slot in range(self.slots)}
             for n, file in enumerate(files):
@@ -293,7 +293,7 @@ def _slots_changed_between_decision_and_publish() -> None:
         _put(kafka, _by_slot=by_slot)
         return publish(self, publication)
 
-    _put(Kafka, publish=chosen_anew)
+    _put(Kafka, publish=chosen_again)
     _put(kafka, _session=lambda: None)
 
 
@@ -312,7 +312,7 @@ def _copy_trusted_after_a_server_crash() -> None:
 
 @_mutant("ledger-compared-by-number-only")
 def _ledger_compared_by_number_only() -> None:
-    """An epoch with a number that the ledger has is taken for published, whoever decided it."""
+    """An epoch whose number the ledger has counts as published, even if another driver decided it."""
     from onceflow.contract.ledger import Verdict, judge
     from onceflow.folders import commit_log as commits
     from onceflow.kafka import sink as kafka
@@ -334,7 +334,7 @@ def _ledger_compared_by_number_only() -> None:
 
 @_mutant("rewind-the-ledger-only")
 def _rewind_the_ledger_only() -> None:
-    """A lineage that goes on from a cut moves the ledgers there, and takes no row back."""
+    """A lineage that continues from a cut moves the ledgers there, and takes no row back."""
     from dataclasses import replace
 
     from onceflow.protocol.lineage import Origin

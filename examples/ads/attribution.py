@@ -4,8 +4,8 @@
 
 An order goes to the last click of the same user on the same restaurant within seven days, else to
 the last impression, whichever of order and ad event comes first. It is emitted when no event that
-could claim it can come any more. What it was worth is asked of the order service at ADS_ORDERS,
-whose answers are staged (`answers.py`), so that every replay of an epoch uses the same ones.
+could claim it can come any more. The order service at ADS_ORDERS tells the value of an order. Its
+answers are staged (`answers.py`), so that every replay of an epoch uses the same ones.
 """
 
 from __future__ import annotations

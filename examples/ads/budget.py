@@ -122,7 +122,7 @@ class Budget:
                 raise JobError(
                     f"{place} is not the one that was charged from: its id is {id}, and was "
                     f"{known[place]}",
-                    hint=f"bring the old one back; or move {file} away, to charge all anew",
+                    hint=f"bring the old one back; or move {file} away, to charge all again",
                 )
 
     def _charge(self, pane: Pane) -> None:
@@ -150,8 +150,8 @@ class Budget:
             raise JobError(
                 f"pane {record_id} was charged as {charged[1]} clicks on {charged[0]}, and is "
                 f"{clicks} clicks on {ad} now",
-                hint="aggregation was taken back under this service and has counted anew: move the "
-                "database of charges away, to charge all anew, and see what was invoiced",
+                hint="aggregation was taken back under this service and has counted again: move "
+                "the database of charges away, to charge all again, and see what was invoiced",
             )
 
     def _progress(self) -> Positions:
@@ -207,7 +207,7 @@ class CountLogs:
                 raise OutOfRange(
                     f"{log.path} was set back: it ends at {log.view.next}, and was read up to "
                     f"{first}",
-                    hint="bring back what it held; or move budget.db away, to charge all anew",
+                    hint="bring back what it held; or move budget.db away, to charge all again",
                 )
             end = [min(head, at + _MOST) for head, at in zip(log.view.next, first, strict=True)]
             if first != end:

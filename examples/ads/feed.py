@@ -76,7 +76,7 @@ class RawTopics:
         except (KafkaException, BufferError) as error:
             raise ServerSilent(
                 f"a batch can't be sent to Kafka at {self._servers}: {error}",
-                hint="start the broker, then begin again with the same folder",
+                hint="start the broker, then run it again with the same folder",
             ) from error
         self._last = batch
 
@@ -148,7 +148,7 @@ class Feed:
         if self._unsent:
             raise JobError(
                 "the last batch could not be sent, and nothing goes past it",
-                hint="begin again with the same folder: it is sent first then",
+                hint="run it again with the same folder: it sends that batch first",
             )
         self.stream = replace(stream, batch=stream.batch + 1)
         self.stream.save(self._places.folder)

@@ -14,7 +14,7 @@ from onceflow.sinks import CanRewind, Ledger, Outcome, Position, Sink, Verdict, 
 class JsonFile(Sink, CanRewind):
     """Every row of a decided epoch is in the file exactly once; readers see whole epochs only.
 
-    It writes the whole file anew for each epoch, so it is for small results.
+    It writes the whole file again for each epoch, so it is for small results.
     """
 
     shared = True  # several outputs may write into one file

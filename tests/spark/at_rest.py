@@ -1,4 +1,4 @@
-"""When Spark has let go of the state of queries that have ended."""
+"""Wait until Spark has released the state of queries that have ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _STORE = "org.apache.spark.sql.execution.streaming.state.StateStore$"
 
 
 def wait_for_state_at_rest(spark: Any) -> None:
-    """Its maintenance comes once more after the end of a query and writes state, also where a
+    """Its maintenance comes once more after the end of a query and writes state, even if a
     test has removed, moved or set back a folder meanwhile: it has to wait for that."""
     store = spark._jvm.java.lang.Class.forName(_STORE)
 

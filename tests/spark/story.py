@@ -48,7 +48,7 @@ INPUT = "id long, key string, at timestamp"
 
 @dataclass(frozen=True)
 class Story:
-    """Where it runners, what kind of query, which outputs."""
+    """Where it runs, its kind of query, and its outputs."""
 
     root: str
     query: str  # stateless | stateful
@@ -198,8 +198,8 @@ class Story:
     def spawn(
         self, fault: str = "", host: str = "", *, take_over: bool = False, of: Drivers | None = None
     ) -> Life:
-        """A life in a process of its own. `fault` is armed in it; `host` is what it thinks it is;
-        `of`: drivers of another master. Let `end` wait for it."""
+        """A life in a process of its own. `fault` is armed in it; `host`: the name of its machine,
+        for the lease; `of`: drivers of another master. Let `end` wait for it."""
         pool = of or drivers()
         driver = pool.take()
         pool.wait_until_ready(driver)
@@ -270,8 +270,8 @@ class Story:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Committed rows are read all the time: none goes away. That each was right is what
-        `check` sees when they are all there."""
+        """A reader reads committed rows all the time: none goes away. `check` compares them with
+        the expected rows when they are all there."""
         observer = self.observer()
         observer.start()
         try:
@@ -299,7 +299,7 @@ class Story:
         assert not found, "\n".join(map(str, found))
 
     def check_trace(self) -> None:
-        """What its drivers did is what the model of the protocol allows."""
+        """Its drivers did only what the model of the protocol allows."""
         from model.traces import accept  # a driver process runs this file without the path to it
 
         refusal = accept(self.trace.read_text().splitlines())

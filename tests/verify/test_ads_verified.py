@@ -1,5 +1,5 @@
-"""The reference application, whole and broken: every output equals the truth of its generator, and
-charges are what committed clicks cost."""
+"""The reference application, whole and broken: every output equals the expected result of its
+generator, and charges are what committed clicks cost."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def test_an_interrupted_run_leaves_nothing_running(tmp_path: Path) -> None:
 
 
 def heeds_ctrl_c() -> list[str]:
-    """The command, also where the tests run in the background of a shell, which ignores SIGINT."""
+    """The command, even if the tests run in the background of a shell, which ignores SIGINT."""
     python, option, code, verify = ONCEFLOW
     heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     return [python, option, f"{heed}; {code}", verify]

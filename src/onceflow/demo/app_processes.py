@@ -92,7 +92,7 @@ class AppProcess:
     # -------------------------------------------------------------- hearing
 
     def read_events(self) -> None:
-        """What it has said since is taken note of. One that ended by itself ends the play."""
+        """Take in what it has said since. A process that has ended by itself ends the run."""
         if self._child is None:
             return
         over = self._child.has_ended()

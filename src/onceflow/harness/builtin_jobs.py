@@ -65,7 +65,9 @@ def target(rows: DataFrame | Keyed, *, key: str = "", sink: str = "") -> Sink:
             return LogSink("out/log", key=key or "key", partitions=2)
 
 
-def write(flow: Flow, rows: DataFrame | Keyed, **options: Any) -> None:
+def write(flow: Flow, rows: DataFrame | Keyed, *, key: str = "", **routing: Any) -> None:
+    """To the sink of the case, or as `routing` says. With a key in update mode."""
+    options = routing or {"to": target(rows, key=key), "mode": "update" if key else "append"}
     guarantee = os.environ.get("ONCEFLOW_VERIFY_GUARANTEE") or "exactly-once"
     flow.write("result", rows, guarantee=guarantee, **options)
 
@@ -106,7 +108,7 @@ def tripwire(folder: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
 def echo(flow: Flow) -> None:
     """Rows as they come."""
     rows = read(flow).select("number", "id", "key", "value")
-    write(flow, rows, to=target(rows))
+    write(flow, rows)
 
 
 @job("sum", **SETTINGS)
@@ -115,7 +117,7 @@ def running_sum(flow: Flow) -> None:
     sums = read(flow).groupBy("key").agg(
         F.count("*").alias("count"), F.sum("value").alias("total")
     )  # fmt: skip
-    write(flow, sums, to=target(sums, key="key"), mode="update")
+    write(flow, sums, key="key")
 
 
 @job("windows", **SETTINGS)
@@ -127,7 +129,7 @@ def windows(flow: Flow) -> None:
         .agg(F.count("*").alias("count"), F.sum("value").alias("total"))
         .select(F.unix_millis("window.start").alias("begin"), "key", "count", "total")
     )  # fmt: skip
-    write(flow, counts, to=target(counts))
+    write(flow, counts)
 
 
 @job("distinct", **SETTINGS)
@@ -135,7 +137,7 @@ def distinct(flow: Flow) -> None:
     """Each id once."""
     first = read(flow).withWatermark("at", DELAY).dropDuplicatesWithinWatermark(["id"])
     rows = first.select("id", "key", "value")
-    write(flow, rows, to=target(rows))
+    write(flow, rows)
 
 
 @job("join", **SETTINGS)
@@ -149,7 +151,7 @@ def join(flow: Flow) -> None:
     )
     near = F.expr("id = id2 and at2 between at - interval 5 seconds and at + interval 5 seconds")
     pairs = left.join(right, near).select("id", "key", "first", "again")
-    write(flow, pairs, to=target(pairs))
+    write(flow, pairs)
 
 
 @job("several", **SETTINGS)
@@ -170,7 +172,7 @@ def dice(flow: Flow) -> None:
     sums = rows.withColumn("face", throw.cast("long")).groupBy("face").agg(
         F.count("*").alias("count"), F.sum("value").alias("total")
     )  # fmt: skip
-    write(flow, sums, to=target(sums, key="face"), mode="update")
+    write(flow, sums, key="face")
 
 
 @job("topic", **SETTINGS)
@@ -180,7 +182,7 @@ def topic(flow: Flow) -> None:
     servers = os.environ["ONCEFLOW_VERIFY_KAFKA"]
     rows = tripped(flow.read("rows", KafkaSource(name, servers=servers, value=SCHEMA)))
     rows = rows.select("number", "id", "key", "value")
-    write(flow, rows, to=target(rows))
+    write(flow, rows)
 
 
 # ---------------------------------------------------------------- keyed state
@@ -209,7 +211,7 @@ class Numbered(KeyedProcess):
 def keyed(flow: Flow) -> None:
     """`sum` as a keyed step, which checks that each row comes once."""
     sums = flow.keyed(read(flow), by="key", process=Numbered())
-    write(flow, sums, to=target(sums, key="key"), mode="update")
+    write(flow, sums, key="key")
 
 
 class Windows(KeyedProcess):
@@ -245,7 +247,7 @@ def timers(flow: Flow) -> None:
     begin = F.unix_millis(F.window("at", WINDOW).getField("start"))
     rows = read(flow, offsets=True).withColumn("begin", begin)
     counts = flow.keyed(rows, by="key", process=Windows(), event_time="at", watermark=DELAY)
-    write(flow, counts, to=target(counts))
+    write(flow, counts)
 
 
 class Once(Deduplicate):
@@ -266,7 +268,7 @@ def expiring(flow: Flow) -> None:
     rows = read(flow, offsets=True)
     first = flow.keyed(rows, by="key", process=once, event_time="at", watermark=DELAY)
     first = first.then(lambda df: df.select("id", "key", "value"))
-    write(flow, first, to=target(first))
+    write(flow, first)
 
 
 class Thrown(KeyedProcess):
@@ -306,4 +308,4 @@ def steps(flow: Flow) -> None:
     thrown = flow.keyed(rows, by="face", process=Thrown())
     beside = thrown.then(lambda df: df.withColumn("side", F.floor(F.rand() * 6).cast("long")))
     sums = flow.keyed(beside, by="face", process=Followed())
-    write(flow, sums, to=target(sums, key="face"), mode="update")
+    write(flow, sums, key="face")

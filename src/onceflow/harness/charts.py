@@ -271,7 +271,7 @@ def _upright(mark: Mark, x: float, width: float) -> str:
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """No more points than a screen shows; the first and the last stay."""
+    """At most as many points as a screen shows; the first and the last stay."""
     every = -(-len(points) // POINTS)
     return list(points) if every <= 1 else [*points[:-1:every], points[-1]]
 

@@ -48,15 +48,15 @@ def _break(
     down: Callable[[], None], up: Callable[[], None], away: float = _MOMENT,
 ) -> None:  # fmt: skip
     """With `fault.back` the server is up again before the driver continues."""
-    with _standing(runner, fault, outcome) as go_on:
-        if go_on is None:
+    with _standing(runner, fault, outcome) as resume:
+        if resume is None:
             return
         down()
         try:
             at = f" at {fault.point}" if fault.point else ""
             runner.hit(outcome, f"{what}, the driver{at} after epoch {epoch(runner)}")
             if not fault.back:
-                go_on()
+                resume()
             runner.wait(lambda: False, away)
         finally:
             up()

@@ -18,7 +18,7 @@ _NEAR = 500  # offsets; the last transaction is shorter
 
 class TopicLog:
     """Each append is one transaction of one producer. If its end is unknown, the next call starts a
-    producer with the same id, which ends the open transaction, and looks whether the rows came."""
+    producer with the same id, which ends the open transaction, and checks whether the rows came."""
 
     def __init__(self, servers: str, topic: str, *, partitions: int = 2) -> None:
         self._servers, self._topic, self._partitions = servers, topic, partitions
