@@ -312,7 +312,7 @@ def _copy_trusted_after_a_server_crash() -> None:
 
 @_mutant("ledger-compared-by-number-only")
 def _ledger_compared_by_number_only() -> None:
-    """An epoch whose number the ledger has counts as published, even if another driver decided it."""
+    """An epoch whose number the ledger has counts as published, whatever driver decided it."""
     from onceflow.contract.ledger import Verdict, judge
     from onceflow.folders import commit_log as commits
     from onceflow.kafka import sink as kafka

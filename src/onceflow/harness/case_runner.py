@@ -142,7 +142,7 @@ class CaseRunner:
 
     def hit(self, outcome: FaultOutcome, what: str) -> None:
         """The fault struck now. The recovery clock starts, and can be started again later."""
-        outcome.hit, outcome.what = True, what
+        outcome.hit, outcome.what = True, f"{what}, after epoch {self.last_epochs}"
         outcome.at = time.monotonic() - self.began
         self.start_recovery_clock(outcome)
 
@@ -296,6 +296,11 @@ class CaseRunner:
     def heads(self) -> dict[str, list[int]]:
         """The next offsets of each log of the input."""
         return self._feed.heads() if self._feed is not None else {}
+
+    @property
+    def last_epochs(self) -> str:
+        """The last decided epoch of each query, for people."""
+        return ", ".join(map(str, self.observer.progress().values())) or "none"
 
     def rows_read(self) -> int:
         """How many input rows the slowest query has decided."""

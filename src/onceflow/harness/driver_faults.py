@@ -16,7 +16,6 @@ from onceflow.harness.fault_moments import (
     REACH_WITHIN,
     disarm,
     end_driver,
-    epoch,
     pause_driver,
     wait_at_random,
 )
@@ -49,7 +48,7 @@ def _kill_jvm(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
     driver = runner.driver
     assert driver.jvm is not None
     os.kill(driver.jvm, signal.SIGKILL)
-    runner.hit(outcome, f"JVM {driver.jvm}, after epoch {epoch(runner)}")
+    runner.hit(outcome, f"JVM {driver.jvm}")
     if not runner.wait(lambda: driver.exit_code is not None, _END_WITHIN):
         runner.violate(f"driver {driver.pid} does not notice its JVM's end")
         driver.end()
@@ -63,7 +62,7 @@ def _kill_worker(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> Non
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     if workers:
-        runner.hit(outcome, f"{len(workers)} Python workers, after epoch {epoch(runner)}")
+        runner.hit(outcome, f"{len(workers)} Python workers")
         runner.wait_for_epochs(1)  # this one may not need them; the next one does
     else:
         outcome.what = "there were no Python workers"
@@ -74,7 +73,7 @@ def _kill_executor(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> N
     pids = executors(runner)
     if pids:
         os.kill(pids[0], signal.SIGKILL)
-        runner.hit(outcome, f"executor {pids[0]}, after epoch {epoch(runner)}")
+        runner.hit(outcome, f"executor {pids[0]}")
     else:
         outcome.what = "there was no executor"
 
@@ -105,7 +104,7 @@ def _raise_point(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> Non
     _arm(runner, fault, "raise")
     life = runner.life
     if runner.wait(lambda: life.over, REACH_WITHIN):
-        runner.hit(outcome, f"at {fault.point}, after epoch {epoch(runner)}")
+        runner.hit(outcome, f"at {fault.point}")
         if life.error.get("kind") != "InjectedFault":
             outcome.hit, outcome.what = False, f"it ended before: {runner.complaint()}"
     else:
@@ -137,7 +136,7 @@ def _lost_commit(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> Non
             (query.parent / folder / f".{max(numbers)}.crc").unlink(missing_ok=True)
             names.append(f"{query.parent.name}/{folder}/{max(numbers)}")
     if names:
-        runner.hit(outcome, f"{', '.join(names)} deleted, after epoch {epoch(runner)}")
+        runner.hit(outcome, f"{', '.join(names)} deleted")
     else:
         outcome.what = "nothing was committed yet"
 
@@ -147,7 +146,7 @@ def _killed(runner: CaseRunner, outcome: FaultOutcome, what: str) -> None:
     runner.wait(lambda: driver.exit_code is not None, 10)
     code = driver.exit_code
     if code == -signal.SIGKILL:
-        runner.hit(outcome, f"{what}, after epoch {epoch(runner)}")
+        runner.hit(outcome, f"{what}")
     else:
         how = "was not killed" if code is None else f"{describe_exit(code)} before it was killed"
         outcome.what = f"the driver {how}"
@@ -163,7 +162,7 @@ def _zombie(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
     if folder is None:
         return
     zombie.signal_all(signal.SIGSTOP)
-    runner.hit(outcome, f"driver {zombie.pid} at {fault.point}, after epoch {epoch(runner)}")
+    runner.hit(outcome, f"driver {zombie.pid} at {fault.point}")
     runner.let_go()
     # As on another machine: the successor can't end the zombie.
     runner.host = f"host-{fault.number}"
@@ -217,7 +216,7 @@ def _wire(runner: CaseRunner, outcome: FaultOutcome, name: str) -> None:
     wires = runner.case.folder / "tripwires"
     (wires / name).touch()
     if runner.wait((wires.with_name("tripwires.hit") / name).exists, REACH_WITHIN):
-        runner.hit(outcome, f"a task after epoch {epoch(runner)}")
+        runner.hit(outcome, "a task")
         (wires.with_name("tripwires.hit") / name).unlink()
     else:
         (wires / name).unlink(missing_ok=True)
@@ -232,9 +231,7 @@ def _fail_task(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
     folder.mkdir()
     driver.order(do="arm-tasks", fault=f"{fault.point}:{fault.file}:{folder}")
     if runner.wait((folder / fault.point).exists, REACH_WITHIN):
-        runner.hit(
-            outcome, f"a task at {fault.point}, by {fault.file}, after epoch {epoch(runner)}"
-        )
+        runner.hit(outcome, f"a task at {fault.point}, by {fault.file}")
     else:
         outcome.what = f"no task came to {fault.point}"
     driver.order(do="arm-tasks", fault="")
@@ -259,7 +256,7 @@ def _damage(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
         good = path.read_bytes()
         at = len(good) * 2 // 3
         path.write_bytes(good[:at] if fault.kind == "truncate" else _flipped(good, at))
-        runner.hit(outcome, f"{path.relative_to(runner.case.folder)}, after epoch {epoch(runner)}")
+        runner.hit(outcome, f"{path.relative_to(runner.case.folder)}")
         runner.start_life()
         life = runner.life
         by_opening = fault.file not in ("manifest", "run")

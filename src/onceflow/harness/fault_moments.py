@@ -21,10 +21,6 @@ def end_driver(runner: CaseRunner) -> None:
     runner.turn()
 
 
-def epoch(runner: CaseRunner) -> str:
-    return ", ".join(str(epoch) for epoch in runner.observer.progress().values()) or "none"
-
-
 def pause_driver(
     runner: CaseRunner, fault: Fault, outcome: FaultOutcome, *, then: str = ""
 ) -> Path | None:

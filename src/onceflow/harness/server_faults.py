@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from onceflow.harness.case_runner import CaseRunner, FaultOutcome
-from onceflow.harness.fault_moments import REACH_WITHIN, disarm, epoch, pause_driver, wait_at_random
+from onceflow.harness.fault_moments import REACH_WITHIN, disarm, pause_driver, wait_at_random
 from onceflow.harness.fault_schedule import Fault
 from onceflow.harness.server_targets import LEDGER
 from onceflow.harness.servers import TRANSACTION_TIMEOUT, Servers
@@ -54,7 +54,7 @@ def _break(
         down()
         try:
             at = f" at {fault.point}" if fault.point else ""
-            runner.hit(outcome, f"{what}, the driver{at} after epoch {epoch(runner)}")
+            runner.hit(outcome, f"{what}, the driver{at}")
             if not fault.back:
                 resume()
             runner.wait(lambda: False, away)
@@ -96,7 +96,7 @@ def _lost_answer(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> Non
     wait_at_random(runner, fault)
     with _servers(runner).losing_answers(fault.file) as lost:
         if runner.wait(lost, REACH_WITHIN):
-            runner.hit(outcome, f"{lost()} answers of {fault.file}, after epoch {epoch(runner)}")
+            runner.hit(outcome, f"{lost()} answers of {fault.file}")
         else:
             outcome.what = f"{fault.file} was not asked to commit anything"
 
@@ -113,7 +113,7 @@ def _open_transaction(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -
         if not runner.wait(lambda: life.over, REACH_WITHIN):
             disarm(runner, fault, outcome)
             return
-        runner.hit(outcome, f"the transaction was open before epoch {epoch(runner)}")
+        runner.hit(outcome, "a transaction was open on the ledger")
         about_to_read = folder.with_name(f"{folder.name}-opening")
         about_to_read.mkdir()
         runner.start_life(fault=f"open.fenced:pause:1:{about_to_read}")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.harness.case_runner import CaseRunner, FaultOutcome
-from onceflow.harness.fault_moments import REACH_WITHIN, end_driver, epoch, wait_at_random
+from onceflow.harness.fault_moments import REACH_WITHIN, end_driver, wait_at_random
 from onceflow.harness.fault_schedule import Fault
 from onceflow.harness.targets import Target
 from onceflow.protocol.home import JobFolder
@@ -129,7 +129,7 @@ def _savepoint(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
     if not made and _failed(runner, outcome, done):
         return
     runner.savepoints.append(name)
-    runner.hit(outcome, f"{name}, after epoch {epoch(runner)}{done.again}")
+    runner.hit(outcome, f"{name}{done.again}")
     if stops:
         _wait_for_the_end(runner)
 
@@ -169,15 +169,13 @@ def _go_back(runner: CaseRunner, fault: Fault, outcome: FaultOutcome, savepoint:
     said = [f"--published={output}={choice}" for output, choice in choices.items()]
     runner.observer.restoring(choices)
     in_command = fault.point if fault.point.startswith("restore.") else ""
-    before = epoch(runner)
+    before = runner.last_epochs
     done = _run(runner, *to, *said, point=in_command)
     if _failed(runner, outcome, done):
         return
     runner.observer.look()
-    runner.hit(
-        outcome, f"{' '.join(to)}, {', '.join(sorted({*choices.values()}))}, from epoch {before} "
-        f"back to {epoch(runner)}{done.again}",
-    )  # fmt: skip
+    how = ", ".join(sorted({*choices.values()}))
+    runner.hit(outcome, f"{' '.join(to)}, {how}, from epoch {before}{done.again}")
     if fault.point and not in_command:
         _break_start(runner, fault, outcome)
 
