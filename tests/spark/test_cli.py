@@ -154,7 +154,7 @@ def test_errors_are_json_where_json_is_asked_for(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- refused by Spark or the data
 
 
-class Deaf(driver.Stop):
+class Deaf(driver.StopSignal):
     """The tests' own process keeps its signals."""
 
     def listen(self) -> None: ...
@@ -174,7 +174,7 @@ def live(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
             take_over=False,
         )  # fmt: skip
         tell = lambda event, **fields: events.append({"event": event, **fields})  # noqa: E731
-        code = driver.live(options, tell, Deaf())
+        code = driver.run_job(options, tell, Deaf())
         return code, events[-1]
 
     return run

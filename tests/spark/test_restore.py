@@ -26,7 +26,7 @@ import onceflow
 from onceflow import Flow, faults, job, sources
 from onceflow.errors import CheckpointRefused, Fenced, JobError, LeaseHeld, RowsDiffer
 from onceflow.faults.points import InjectedFault
-from onceflow.jobs.stop_request import Stopped, stop
+from onceflow.jobs.stop_request import StopResult, stop
 from onceflow.log import EmbeddedLog
 from onceflow.protocol.epoch import ReplayedEpoch, Stopping
 from onceflow.protocol.home import JobFolder
@@ -466,7 +466,7 @@ def test_epochs_that_are_run_again_are_told_and_the_job_can_be_stopped_between_t
     world.live("files", "counts")
     world.go_back(savepoint, "skip")
     told: list[tuple[str, int, int]] = []
-    stopped: list[Future[Stopped]] = []
+    stopped: list[Future[StopResult]] = []
 
     def replaying(query: str, again: ReplayedEpoch) -> None:
         told.append((query, *again))

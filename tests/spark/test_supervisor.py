@@ -16,7 +16,7 @@ from story import Story
 from test_cli import story_file, write
 from waiting import wait_for
 
-from onceflow.jobs.stop_request import Stopped, stop
+from onceflow.jobs.stop_request import StopResult, stop
 from onceflow.protocol.home import JobFolder
 from onceflow.service import supervisor
 from onceflow.service.supervisor import Supervisor
@@ -207,7 +207,7 @@ def test_a_driver_that_was_asked_to_stop_is_not_started_again_if_it_dies(tmp_pat
 def test_a_run_that_waits_for_a_server_is_stopped_by_a_request(tmp_path: Path) -> None:
     folder = JobFolder(tmp_path / "home", "it")
     folder.open_lineage("4.2.1")
-    answers: list[Stopped] = []
+    answers: list[StopResult] = []
     ask = threading.Thread(
         target=lambda: answers.append(stop(folder, timeout=60, tell=lambda _: None))
     )
@@ -229,7 +229,7 @@ def test_a_run_that_waits_for_a_server_is_stopped_by_a_request(tmp_path: Path) -
     assert Supervisor(job_that(tmp_path, told), screen, first_pause=3600).run() == 0
     assert screen.kinds() == ["starting", "session", "restarting", "stopping"]
     ask.join(60)
-    assert answers == [Stopped(True, None, {})]
+    assert answers == [StopResult(True, None, {})]
 
 
 def test_what_the_job_prints_is_kept_apart_from_events(tmp_path: Path) -> None:

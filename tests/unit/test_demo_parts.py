@@ -241,9 +241,9 @@ def test_what_a_kill_of_one_process_leaves_is_ended_with_the_rest(tmp_path: Path
     with family(tmp_path) as run:
         driver = heard(run, "started")["pid"]
         workers = heard(run, "ready")["workers"]
-        assert run.family(driver) == {driver: DRIVER, **dict.fromkeys(workers, WORKER)}
+        assert run.descendants(driver) == {driver: DRIVER, **dict.fromkeys(workers, WORKER)}
         run.kill_alone(driver, DRIVER)
-        patiently(lambda: driver not in run.family())  # its parent may leave it unreaped
+        patiently(lambda: driver not in run.descendants())  # its parent may leave it unreaped
         assert run.exit_code is None
         assert all(map(alive, workers))
     assert not any(map(alive, [driver, *workers]))

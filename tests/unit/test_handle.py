@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from onceflow.errors import Fenced, OnceflowError
-from onceflow.jobs.handle import Handle, Started
+from onceflow.jobs.handle import Handle, StartedQuery
 from onceflow.protocol.home import JobFolder
 from onceflow.protocol.lease import Lease
 
@@ -49,7 +49,7 @@ def ended(folder: Path, *queries: Epochs) -> Handle:
     lease.acquire()
     handle = Handle(home.name, home, lease)
     for number, epochs in enumerate(queries):
-        made: Any = Started(epochs, Query())  # type: ignore[arg-type]
+        made: Any = StartedQuery(epochs, Query())  # type: ignore[arg-type]
         handle.started[f"q{number}"] = made
     handle.watch()
     return handle

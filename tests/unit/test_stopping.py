@@ -12,7 +12,7 @@ from another import as_another, folder_for_all
 
 from onceflow.errors import NotStopped
 from onceflow.jobs import stop_request as stopping
-from onceflow.jobs.stop_request import StopRequest, Waiting, stop
+from onceflow.jobs.stop_request import StopRequest, WaitingRun, stop
 from onceflow.protocol.home import JobFolder
 from onceflow.protocol.lease import Lease
 
@@ -60,7 +60,9 @@ def files(folder: JobFolder) -> list[str]:
     return sorted(p.name for p in folder.folder.glob("stop/*"))
 
 
-def ask(folder: JobFolder, timeout: float = 30, told: list[str] | None = None) -> stopping.Stopped:
+def ask(
+    folder: JobFolder, timeout: float = 30, told: list[str] | None = None
+) -> stopping.StopResult:
     return stop(folder, timeout=timeout, tell=(told if told is not None else []).append)
 
 
@@ -77,10 +79,10 @@ def test_who_runs_is_stopped_and_says_where_it_stands(folder: JobFolder) -> None
 
 
 def test_who_does_not_run_is_left_alone(folder: JobFolder) -> None:
-    assert ask(folder) == stopping.Stopped(False, None, {})
+    assert ask(folder) == stopping.StopResult(False, None, {})
     driver = Driver(folder)
     driver.end()
-    assert ask(folder) == stopping.Stopped(False, None, {})
+    assert ask(folder) == stopping.StopResult(False, None, {})
     assert files(folder) == []
 
 
@@ -126,29 +128,29 @@ def test_who_ends_without_a_word_or_fails_has_not_stopped(folder: JobFolder) -> 
 
 
 def test_a_run_that_waits_to_start_its_driver_again_can_be_stopped(folder: JobFolder) -> None:
-    waiting, asked = Waiting(folder.folder), list[bool]()
+    waiting, asked = WaitingRun(folder.folder), list[bool]()
     with pytest.raises(NotStopped, match="the run has not ended within"):
         ask(folder, timeout=0)
     thread = threading.Timer(0.05, lambda: asked.append(waiting.close()))
     thread.start()
-    assert ask(folder) == stopping.Stopped(True, None, {})
+    assert ask(folder) == stopping.StopResult(True, None, {})
     thread.join()
     assert asked == [True]
 
-    waiting = Waiting(folder.folder)
+    waiting = WaitingRun(folder.folder)
     assert not waiting.heard()  # what was asked of another wait is no word to this one
     assert waiting.close() is False
-    assert ask(folder) == stopping.Stopped(False, None, {})
+    assert ask(folder) == stopping.StopResult(False, None, {})
 
-    os.close(Waiting(folder.folder)._fd)  # as one that was killed
-    assert ask(folder) == stopping.Stopped(False, None, {})
+    os.close(WaitingRun(folder.folder)._fd)  # as one that was killed
+    assert ask(folder) == stopping.StopResult(False, None, {})
     Driver(folder).end()
     assert files(folder) == []
 
 
 def test_who_may_only_read_sees_that_a_run_waits() -> None:
     with folder_for_all() as folder:
-        wait = Waiting(folder)
+        wait = WaitingRun(folder)
         look = f"print(waiting(Path({str(folder)!r})) is not None)"
         imports = "from pathlib import Path; from onceflow.jobs.stop_request import waiting"
         assert as_another(imports, look) == "True\n"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onceflow.cli.display import Event, Report, display, json_option, paint, shown_on, table
-from onceflow.service.units import age, brief, number
+from onceflow.service.number_format import age, brief, number
 
 if TYPE_CHECKING:
     from onceflow.demo.run import DemoRun

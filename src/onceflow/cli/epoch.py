@@ -14,7 +14,7 @@ from onceflow.cli.display import home_option, json_option, show, table
 from onceflow.errors import JobError, OnceflowError
 from onceflow.jobs.job import load
 from onceflow.protocol.home import JobFolder, select_jobs
-from onceflow.service.units import number
+from onceflow.service.number_format import number
 from onceflow.snapshots.epochs import describe_epoch
 from onceflow.snapshots.lineages import find_lineage
 from onceflow.snapshots.shapes import Epoch

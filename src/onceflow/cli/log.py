@@ -15,7 +15,7 @@ from onceflow.log.description import describe, facts_of
 from onceflow.log.embedded import DEFAULT_SCHEMA, EmbeddedLog
 from onceflow.log.reader_positions import forget
 from onceflow.log.retention import expired, trim
-from onceflow.service.units import age, number
+from onceflow.service.number_format import age, number
 
 
 @click.group("log")

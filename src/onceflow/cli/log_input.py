@@ -27,7 +27,7 @@ from onceflow.log.row_output import as_word, plain_rows
 from onceflow.log.segments import APPENDED_AT, OFFSET, OURS, PARTITION
 from onceflow.log.strict_values import Malformed, microseconds
 from onceflow.log.tail import last_slices, slices_from
-from onceflow.service.units import number
+from onceflow.service.number_format import number
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -23,8 +23,8 @@ from onceflow.cli.display import (
 )
 from onceflow.errors import JobError
 from onceflow.protocol.home import now
+from onceflow.service.number_format import age, brief, number
 from onceflow.service.supervisor import Supervisor
-from onceflow.service.units import age, brief, number
 
 _SIGN_OF_LIFE_EVERY = 60.0  # seconds, in a log, if no epoch was decided
 _SILENT_AFTER = 5.0

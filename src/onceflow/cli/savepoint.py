@@ -12,7 +12,7 @@ from onceflow.cli.stop import stop_job
 from onceflow.jobs.stop_request import who
 from onceflow.protocol.home import select_jobs
 from onceflow.protocol.retained_decisions import sweep_all
-from onceflow.service.units import number
+from onceflow.service.number_format import number
 from onceflow.snapshots.listings import (
     find_savepoint,
     list_savepoints,

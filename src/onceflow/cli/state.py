@@ -20,7 +20,7 @@ from onceflow.cli.display import (
 from onceflow.cli.state_files import epoch_option, export, import_, query_option
 from onceflow.errors import JobError
 from onceflow.protocol.home import select_jobs
-from onceflow.service.units import number
+from onceflow.service.number_format import number
 from onceflow.snapshots.listings import describe_states
 from onceflow.snapshots.state_view import choose_stores, states_at
 

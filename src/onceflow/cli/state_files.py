@@ -13,7 +13,7 @@ from onceflow.cli.restore import outputs_table, plan_option
 from onceflow.errors import JobError
 from onceflow.jobs.stop_request import who
 from onceflow.protocol.home import JobFolder, select_jobs
-from onceflow.service.units import number
+from onceflow.service.number_format import number
 from onceflow.snapshots.state_view import states_at
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import click
 
 from onceflow.cli.display import home_option, json_option, show, table
 from onceflow.protocol.home import select_jobs
+from onceflow.service.number_format import number
 from onceflow.service.status import status
-from onceflow.service.units import number
 
 
 @click.command("status")

@@ -9,7 +9,7 @@ import click
 
 from onceflow.cli.display import home_option, json_option, show
 from onceflow.errors import NotStopped
-from onceflow.jobs.stop_request import Stopped, stop
+from onceflow.jobs.stop_request import StopResult, stop
 from onceflow.protocol.home import select_jobs
 from onceflow.snapshots.savepoint import Savepoint
 from onceflow.snapshots.savepoints import Savepoints
@@ -79,7 +79,7 @@ def stop_job(
     show(answer, as_json=as_json, text=_text)
 
 
-def _make(savepoints: Savepoints, name: str, done: Stopped) -> Savepoint:
+def _make(savepoints: Savepoints, name: str, done: StopResult) -> Savepoint:
     made = savepoints.create(name or None, {})
     epochs = {query: held["epoch"] for query, held in made.body["queries"].items()}
     if epochs != {query: epoch for query, epoch in done.queries.items() if epoch is not None}:

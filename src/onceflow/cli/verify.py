@@ -19,7 +19,7 @@ from onceflow.cli.display import Event, Report, display, json_option, paint, sho
 from onceflow.contract.ledger import Guarantee
 from onceflow.errors import JobError
 from onceflow.protocol.home import DEFAULT_HOME
-from onceflow.service.units import number
+from onceflow.service.number_format import number
 
 if TYPE_CHECKING:
     from onceflow.harness.fault_run import FaultRun

@@ -211,8 +211,8 @@ class JobProcess(AppProcess):
         assert self._child is not None
         if what == RUN:
             return [(self._child.pid, what)]
-        family = self._child.family(self._driver())
-        return [(pid, kind) for pid, kind in family.items() if kind == what]
+        processes = self._child.descendants(self._driver())
+        return [(pid, kind) for pid, kind in processes.items() if kind == what]
 
     def kill_alone(self, pid: int, what: str) -> list[Ended]:
         """`kill -9` of one of its processes. Without the first one it has to be started again."""

@@ -32,7 +32,7 @@ from onceflow.jobs.flow import Flow
 from onceflow.jobs.job import load
 from onceflow.log.embedded import EmbeddedLog
 from onceflow.log.source import Log
-from onceflow.service.driver import Stop, Teller, keep_libraries_quiet, live
+from onceflow.service.driver import EventWriter, StopSignal, keep_libraries_quiet, run_job
 from onceflow.service.error_report import describe_error
 from onceflow.spark.running_query import jvm_process
 from onceflow.spark.session import get_session
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--log", type=Path, required=True)
     options = parser.parse_args()
     keep_libraries_quiet()
-    tell, orders = Teller(os.dup(1)), _Orders()
+    tell, orders = EventWriter(os.dup(1)), _Orders()
     os.dup2(2, 1)
     spark = get_session(options.master, options.settings, log=options.log)
     orders.workers = spark.sparkContext.environment
@@ -72,7 +72,7 @@ def _has_ended(child: int) -> bool:
         return True
 
 
-def _live(order: Order, master: str, tell: Teller, stop: Stop) -> int:
+def _live(order: Order, master: str, tell: EventWriter, stop: StopSignal) -> int:
     os.chdir(order["folder"])
     asked = argparse.Namespace(
         job=order["job"], home="home", master=master, every=order.get("every"),
@@ -82,7 +82,7 @@ def _live(order: Order, master: str, tell: Teller, stop: Stop) -> int:
     with _environment(order["environment"]), within():
         faults.disarm()
         faults.arm_from_environment()
-        return live(asked, tell, stop)
+        return run_job(asked, tell, stop)
 
 
 @contextlib.contextmanager
@@ -97,7 +97,7 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _declare(order: Order, spark: Any, tell: Teller) -> None:
+def _declare(order: Order, spark: Any, tell: EventWriter) -> None:
     os.chdir(order["folder"])
     try:
         job = load(order["job"])
@@ -145,7 +145,7 @@ class _Orders:
 
     def __init__(self) -> None:
         self.lives: queue.SimpleQueue[Order] = queue.SimpleQueue()
-        self.stop = Stop()
+        self.stop = StopSignal()
         self.workers: dict[str, str] = {}  # the environment of Python workers
         threading.Thread(target=self._hear, daemon=True).start()
 

@@ -120,7 +120,7 @@ class Driver(Child):
 
     def workers(self) -> list[int]:
         """Its Python workers."""
-        return [pid for pid, what in self.family().items() if what == WORKER]
+        return [pid for pid, what in self.descendants().items() if what == WORKER]
 
     def serves(self, url: str) -> bool:
         """Is this the address at which executors reach its JVM?"""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.service.error_report import describe_exit
-from onceflow.service.process_tree import GONE_WITHIN, adopt_orphans, family, wait_for
+from onceflow.service.process_tree import GONE_WITHIN, adopt_orphans, descendants, wait_for
 
 Event = dict[str, Any]
 DRIVER, JVM, WORKER = "driver", "JVM", "worker"
@@ -111,9 +111,11 @@ class Child:
     def how_it_ended(self) -> str:
         return f"{self.what} {describe_exit(self._process.wait())}; what it said is in {self.log}"
 
-    def family(self, driver: int | None = None) -> dict[int, str]:
+    def descendants(self, driver: int | None = None) -> dict[int, str]:
         """pid -> what, of all that it has started, parents first; empty where there is no /proc."""
-        return {pid: DRIVER if pid == driver else what for pid, what in family({self.pid}).items()}
+        return {
+            pid: DRIVER if pid == driver else what for pid, what in descendants({self.pid}).items()
+        }
 
     # -------------------------------------------------------------- ending
 
@@ -135,7 +137,7 @@ class Child:
     def kill(self, driver: int | None = None) -> list[Ended]:
         """`kill -9` of it and of all that it has started, all at once."""
         runs = self.exit_code is None
-        alive, ended = self.family(driver), list[Ended]()
+        alive, ended = self.descendants(driver), list[Ended]()
         if runs:
             self._process.kill()  # first: it would start the driver again
             if driver is not None:
@@ -146,20 +148,20 @@ class Child:
                 _signal(pid, signal.SIGKILL)
             # Parents first: their end makes us the parent of their children.
             ended += [Ended(pid, what, wait_for(pid)) for pid, what in alive.items()]
-            alive = family({self.pid, *(process.pid for process in ended)})  # born meanwhile
+            alive = descendants({self.pid, *(process.pid for process in ended)})  # born meanwhile
         return [*ended, *self._kill_orphans()]
 
     def kill_alone(self, pid: int, what: str) -> Ended:
-        """`kill -9` of one process of the family. What it leaves ends by itself, or is started
+        """`kill -9` of one of these processes. What it leaves ends by itself, or is started
         again by its parent; if all else fails it is ended with the rest."""
-        self._orphans |= {one: _born(one) for one in self.family()}
+        self._orphans |= {one: _born(one) for one in self.descendants()}
         _signal(pid, signal.SIGKILL)
         return Ended(pid, what, describe_exit(self._process.wait()) if pid == self.pid else "")
 
     def signal_all(self, number: signal.Signals) -> None:
-        """To its group, and to its family, of which some have groups of their own."""
+        """To its group, and to its descendants, of which some have groups of their own."""
         signal_group(self.pid, number)
-        for pid in self.family():
+        for pid in self.descendants():
             _signal(pid, number)
 
     def _kill_orphans(self) -> list[Ended]:

@@ -24,7 +24,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedQuery:
     """A query that Spark runs, and the protocol around it."""
 
     epochs: Epochs
@@ -49,7 +49,7 @@ class Handle:
     def __init__(self, name: str, folder: JobFolder, lease: Lease) -> None:
         self.name = name
         self.folder = folder
-        self.started: dict[str, Started] = {}
+        self.started: dict[str, StartedQuery] = {}
         self.asked = False  # to stop, from outside of this process
         self._lease = lease
         self._request = StopRequest(folder.folder, lease.lock)

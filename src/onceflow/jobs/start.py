@@ -14,7 +14,7 @@ from onceflow.contract.sink import Sink
 from onceflow.errors import JobError
 from onceflow.jobs.fingerprint import fingerprint
 from onceflow.jobs.flow import Flow, declare
-from onceflow.jobs.handle import Handle, Started
+from onceflow.jobs.handle import Handle, StartedQuery
 from onceflow.jobs.job import Job
 from onceflow.jobs.stop_request import StopRequest
 from onceflow.protocol.epoch import Epochs, ReplayedEpoch
@@ -138,7 +138,7 @@ def _start(
                 if replaying is not None:
                     replaying(name, again)
                 _run_once(writer, epochs)
-            handle.started[name] = Started(epochs, writer.trigger(**trigger).start())
+            handle.started[name] = StartedQuery(epochs, writer.trigger(**trigger).start())
     except BaseException as error:
         handle.abandon(error)
         raise

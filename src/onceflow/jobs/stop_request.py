@@ -95,7 +95,7 @@ class StopRequest:
         return True
 
 
-class Waiting:
+class WaitingRun:
     """A run that waits to start its driver again. It can be asked to stop until this is closed."""
 
     def __init__(self, folder: Path) -> None:
@@ -116,8 +116,8 @@ class Waiting:
         return asked
 
 
-def waiting(folder: Path) -> str | None:
-    """The lock of a run that waits, if there is one."""
+def lock_of_waiting_run(folder: Path) -> str | None:
+    """The lock of a run that waits to start its driver again, if there is one."""
     for path in sorted((folder / _FOLDER).glob("*.lock")):
         if _locked(path):
             return path.name
@@ -139,7 +139,7 @@ def _locked(path: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class Stopped:
+class StopResult:
     """The state of a job that no longer runs."""
 
     ran: bool
@@ -147,7 +147,7 @@ class Stopped:
     queries: dict[str, int | None]  # the epoch that each decided last
 
 
-def stop(folder: JobFolder, *, timeout: float, tell: Callable[[str], None]) -> Stopped:
+def stop(folder: JobFolder, *, timeout: float, tell: Callable[[str], None]) -> StopResult:
     """Ask the driver of a job to stop at an epoch's end, and wait. `NotStopped` if it has not.
 
     `tell` is called with a line that says what the command waits for.
@@ -156,9 +156,9 @@ def stop(folder: JobFolder, *, timeout: float, tell: Callable[[str], None]) -> S
     holder = lease.holder()
     if holder is not None and not leads(lease, holder):
         holder = None
-    lock = holder.lock if holder is not None else waiting(folder.folder)
+    lock = holder.lock if holder is not None else lock_of_waiting_run(folder.folder)
     if lock is None:
-        return Stopped(False, None, decided(folder))
+        return StopResult(False, None, decided(folder))
     who = str(holder) if holder is not None else "the run, which waits to start its driver again,"
     request = StopRequest(folder.folder, lock)
     request.ask()
@@ -183,7 +183,7 @@ def stop(folder: JobFolder, *, timeout: float, tell: Callable[[str], None]) -> S
             f"{who} does not run any more, but failed while it stopped: {answer['failure']}",
             hint="nothing is lost; the next start publishes what was decided",
         )
-    return Stopped(True, holder, answer["queries"] or decided(folder))
+    return StopResult(True, holder, answer["queries"] or decided(folder))
 
 
 def leads(lease: Lease, holder: Holder) -> bool:

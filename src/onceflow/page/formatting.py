@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from onceflow.contract.ledger import Guarantee
-from onceflow.service.units import age, brief, number
+from onceflow.service.number_format import age, brief, number
 
 NOTHING = "-"
 _LONGEST = 200  # characters of an offset

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.errors import JobError, OnceflowError, SetupError
-from onceflow.jobs.stop_request import waiting
+from onceflow.jobs.stop_request import lock_of_waiting_run
 from onceflow.page.files import Changes, JsonFile, JsonLinesFile, Row, signature
 from onceflow.page.formatting import promise
 from onceflow.page.graph import kind_of, links, place_of
@@ -29,7 +29,7 @@ from onceflow.page.shapes import (
 from onceflow.protocol.home import JobFolder
 from onceflow.protocol.lease import Holder, Lease
 from onceflow.service.journal import EVENTS, PROGRESS
-from onceflow.service.units import age
+from onceflow.service.number_format import age
 from onceflow.snapshots.savepoints import Savepoints
 from onceflow.snapshots.shapes import KeyedStep
 from onceflow.store.names import NAME, check_name
@@ -86,7 +86,7 @@ class JobCache:
                 self._lease_changes.forget()
                 raise
         self.is_led = self._holder is not None and self._lease.alive(self._holder)
-        self._waits = not self.is_led and waiting(self.folder.folder) is not None
+        self._waits = not self.is_led and lock_of_waiting_run(self.folder.folder) is not None
 
     def _read_lineage(self) -> None:
         """The current lineage is looked up again when one of its logs was closed."""

@@ -13,7 +13,7 @@ from onceflow.page.job_events import numbers_in
 from onceflow.page.rates import Published, percentiles, timestamp
 from onceflow.page.shapes import EpochSteps, Percentiles
 from onceflow.protocol.home import Query
-from onceflow.service.status import held
+from onceflow.service.status import folder_size
 from onceflow.store.posix import unseal
 
 KEPT = 400  # epochs
@@ -235,7 +235,7 @@ class QueryCache(_Decisions):
             self._sized[0] != last["epoch"] and now - self._sized[1] > _SIZES_EVERY
         ):
             self._sized = (last["epoch"], now)
-            spark = held(self.query.folder / "state")[1] if last["state"] else 0
+            spark = folder_size(self.query.folder / "state")[1] if last["state"] else 0
             keyed = {step: self._keyed(step, stood) for step, stood in last["keyed"].items()}
             self._sizes = {"spark_bytes": spark, "keyed": keyed}
         known = [kept["state_rows"] for kept in self._times.values() if kept.get("state_rows")]

@@ -20,7 +20,7 @@ from onceflow.contract.extras import EXTRAS, install, missing
 from onceflow.errors import OnceflowError
 from onceflow.protocol.home import JobFolder, jobs
 from onceflow.protocol.lease import Lease
-from onceflow.service.units import age, number
+from onceflow.service.number_format import age, number
 from onceflow.spark import packages as connector
 from onceflow.spark.session import check_java
 from onceflow.spark.versions import check_version

@@ -54,8 +54,8 @@ def main() -> None:
     die_with_parent()
     faults.arm_from_environment()
     keep_libraries_quiet()
-    tell, stop = Teller(options.events), Stop()
-    code = live(options, tell, stop)
+    tell, stop = EventWriter(options.events), StopSignal()
+    code = run_job(options, tell, stop)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # an epoch that hangs must not keep the process alive
@@ -74,7 +74,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-class Teller:
+class EventWriter:
     def __init__(self, fd: int) -> None:
         self._file = os.fdopen(fd, "w", buffering=1)
 
@@ -83,7 +83,7 @@ class Teller:
             self._file.write(json.dumps({"event": event, **fields}) + "\n")
 
 
-class Stop(threading.Event):
+class StopSignal(threading.Event):
     """Set when the driver is asked to stop. Until it listens, SIGTERM ends the process at once."""
 
     def listen(self) -> None:
@@ -99,7 +99,7 @@ class _Known:
         self.meter: ProgressMeter | None = None
 
 
-def live(options: argparse.Namespace, tell: Tell, stop: Stop) -> int:
+def run_job(options: argparse.Namespace, tell: Tell, stop: StopSignal) -> int:
     """Run the job and return the exit code. An error becomes one event."""
     life = _Known()
     try:
@@ -113,7 +113,7 @@ def live(options: argparse.Namespace, tell: Tell, stop: Stop) -> int:
     return 0
 
 
-def _run(options: argparse.Namespace, tell: Tell, stop: Stop, life: _Known) -> None:
+def _run(options: argparse.Namespace, tell: Tell, stop: StopSignal, life: _Known) -> None:
     if options.every is not None:
         milliseconds(options.every)
     refuse_master(options.master or os.environ.get("SPARK_MASTER"))
@@ -162,7 +162,7 @@ def _run(options: argparse.Namespace, tell: Tell, stop: Stop, life: _Known) -> N
     _follow(handle, life.meter, tell, stop)
 
 
-def _follow(handle: Handle, meter: ProgressMeter, tell: Tell, stop: Stop) -> None:
+def _follow(handle: Handle, meter: ProgressMeter, tell: Tell, stop: StopSignal) -> None:
     turns, told, journal = 0, False, Journal(handle.folder.folder)
     while True:
         try:

@@ -33,7 +33,7 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def family(roots: set[int]) -> dict[int, str]:
+def descendants(roots: set[int]) -> dict[int, str]:
     """The driver, its JVM and its workers, parents first. Empty where there is no /proc."""
     everybody = processes()
     found: dict[int, str] = {}

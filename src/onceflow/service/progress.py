@@ -15,7 +15,7 @@ from onceflow.protocol.epoch_log import Decision
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from onceflow.jobs.handle import Handle, Started
+    from onceflow.jobs.handle import Handle, StartedQuery
     from onceflow.protocol.query_spec import QuerySpec
 
 _WINDOW = 10.0  # seconds over which rates are taken, at least
@@ -63,7 +63,7 @@ class ProgressMeter:
 
 
 class _Meter:
-    def __init__(self, name: str, started: Started, clock: Callable[[], float]) -> None:
+    def __init__(self, name: str, started: StartedQuery, clock: Callable[[], float]) -> None:
         self._name, self._started, self._clock = name, started, clock
         opened_at, last = started.epochs.opened_at, started.epochs.log.last
         self._seen = -1 if opened_at is None else opened_at

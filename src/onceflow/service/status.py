@@ -44,10 +44,10 @@ def _query(query: Query) -> dict[str, Any]:
         "end": last.end if last else {},
         "retained_epochs": len(log.decisions),
         "log_entries": log.entries,
-        "log_bytes": held(query.folder / "onceflow" / "log")[1],
-        "staged_bytes": held(query.staged)[1],
-        "checkpoint_files": held(query.folder)[0],
-        "state_bytes": held(query.folder / "state")[1],
+        "log_bytes": folder_size(query.folder / "onceflow" / "log")[1],
+        "staged_bytes": folder_size(query.staged)[1],
+        "checkpoint_files": folder_size(query.folder)[0],
+        "state_bytes": folder_size(query.folder / "state")[1],
         "outputs": {
             name: _commits(target)
             for name, target in ((log.leader or {}).get("outputs") or {}).items()
@@ -59,15 +59,15 @@ def _commits(target: dict[str, Any]) -> dict[str, Any]:
     """What an output keeps beside its rows: the commits and manifests of a folder."""
     found: dict[str, Any] = {"kind": target.get("kind"), "path": target.get("path")}
     if target.get("kind") in ("files", "log"):
-        commits = held(Path(target["path"]) / "_commits")
-        manifests = held(Path(target["path"]) / "_manifests")
+        commits = folder_size(Path(target["path"]) / "_commits")
+        manifests = folder_size(Path(target["path"]) / "_manifests")
         found.update(
             commits=commits[0], manifests=manifests[0], ledger_bytes=commits[1] + manifests[1]
         )
     return found
 
 
-def held(folder: Path) -> tuple[int, int]:
+def folder_size(folder: Path) -> tuple[int, int]:
     """The number of files and their bytes. A running job may remove some meanwhile."""
     files = total = 0
     for place, _, names in os.walk(folder):

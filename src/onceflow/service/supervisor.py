@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from onceflow.jobs.stop_request import Waiting
+from onceflow.jobs.stop_request import WaitingRun
 from onceflow.protocol.home import now
 from onceflow.service.error_report import RETRY, describe_exit
 from onceflow.service.journal import Journal
@@ -107,7 +107,7 @@ class Supervisor:
         """Wait before the next start. True if a signal or `onceflow stop` asks the run to end."""
         if self._job is None or not seconds:
             return self._stopping.wait(seconds)
-        waiting, deadline = Waiting(self._job), time.monotonic() + seconds
+        waiting, deadline = WaitingRun(self._job), time.monotonic() + seconds
         while not waiting.heard() and time.monotonic() < deadline:
             if self._stopping.wait(min(_TICK, max(0.0, deadline - time.monotonic()))):
                 break
