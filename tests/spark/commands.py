@@ -11,7 +11,7 @@ from pathlib import Path
 from waiting import wait_for
 
 from onceflow.harness.processes import JVM, Child, Event
-from onceflow.service.process_tree import family, processes
+from onceflow.service.process_tree import descendants, processes
 
 ONCEFLOW = [sys.executable, "-c", "from onceflow.cli import main; main()"]
 SECONDS = 120  # until a condition must hold; a start of Spark takes long on a busy machine
@@ -91,7 +91,7 @@ class Run(Child):
 
 def jvm_of(driver: int) -> int:
     """The JVM that is a child of a driver."""
-    (found,) = [pid for pid, what in family({driver}).items() if what == JVM]
+    (found,) = [pid for pid, what in descendants({driver}).items() if what == JVM]
     return found
 
 

@@ -180,11 +180,11 @@ DECLARATIONS: dict[str, tuple[Callable[[Flow, World], object], str]] = {
     ),
     "columns of an output that is not there": (
         lambda f, w: f.write("x", w.rows(f), to=w.to_files(), columns={"y": ["id"]}),
-        "columns= of 'x' names output 'y', which is not there",
+        "columns= of 'x' names output 'y', which does not exist",
     ),
     "columns that are a text": (
         lambda f, w: f.write("x", w.rows(f), to=w.to_files(), columns={"x": "id"}),
-        "columns= of output 'x' is a text",
+        "columns= of output 'x' is a string",
     ),
     "columns of their own, and one output for the bad rows of another": (
         lambda f, w: f.write(

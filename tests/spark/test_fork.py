@@ -103,7 +103,7 @@ def test_a_fork_that_is_killed_is_there_or_can_be_made_again(world: Forked, poin
     savepoint = world.savepoint("two")
     assert is_killed(fork, world.root, "two", "whatif", point)
     if point == "job.listed":
-        with pytest.raises(JobError, match="there is a job whatif already"):
+        with pytest.raises(JobError, match="job whatif exists already"):
             world.fork(savepoint)
     else:
         with pytest.raises(JobError, match="there is no fork whatif of job shop"):
@@ -134,10 +134,10 @@ def test_every_output_of_a_fork_needs_a_place_of_its_own(world: Forked) -> None:
     targets = {"files": {"files": files, "topic": kafka}}
     made = Fork(JOB, cuts, targets, {}, JobFolder(world.root / "home", "whatif"))
     refusals: list[tuple[Path | None, dict[str, str], str]] = [
-        (None, {"files/topic": "u"}, "nothing says where output files/files of the fork goes"),
-        (world.root / "x", {}, "nothing says where output files/topic of the fork goes"),
-        (world.root / "x", {"files/topic": "t"}, "which is its parent's"),
-        (None, {"files/files": files["path"], "files/topic": "u"}, "which is its parent's"),
+        (None, {"files/topic": "u"}, "output files/files of the fork needs a target"),
+        (world.root / "x", {}, "output files/topic of the fork needs a target"),
+        (world.root / "x", {"files/topic": "t"}, "which belongs to its parent"),
+        (None, {"files/files": files["path"], "files/topic": "u"}, "which belongs to its parent"),
         (world.root / "x", {"files/topic": "u", "a/b": "c"}, "job shop has no output a/b"),
     ]
     for outputs, named, says in refusals:

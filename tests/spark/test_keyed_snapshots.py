@@ -186,7 +186,7 @@ def test_a_savepoint_whose_state_is_damaged_is_noticed(world: Snapped) -> None:
         with pytest.raises(Damaged, match=f"{path.name} is missing"):
             savepoint.verify()
         path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
-        with pytest.raises(Damaged, match=f"{path.name} is not what it was"):
+        with pytest.raises(Damaged, match=f"{path.name} has changed since"):
             savepoint.verify()
         path.write_bytes(whole)
     savepoint.verify()

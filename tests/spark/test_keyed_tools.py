@@ -374,7 +374,7 @@ def test_a_plan_and_a_refusal_change_nothing(world: World) -> None:
         pq.write_table(changed, world.root / name / "a.parquet")
         with pytest.raises(kind, match=says):
             world.take(world.root / name, "--yes")
-    with pytest.raises(JobError, match="is there, and not empty"):
+    with pytest.raises(JobError, match="exists and is not empty"):
         world.export("twice")
     (out / "_onceflow.json").write_text('{"complete": false}')
     with pytest.raises(JobError, match="of an export that did not come to its end"):
@@ -395,7 +395,7 @@ def test_state_can_be_corrected_after_a_rollback_that_nobody_has_run_yet(world: 
     world.live()
     world.ask("rollback", "shop", "--to", 0, "--published", "skip")
     out = world.export("out-state")
-    with pytest.raises(JobError, match="epochs 1 to 2 of totals are yet to be run again"):
+    with pytest.raises(JobError, match="epochs 1 to 2 of totals must still run again"):
         world.take(out, "--yes")
     world.ask("rollback", "shop", "--to", 0, "--published", "rewind")
     told = world.take(corrected(out, world.root / "changed"), "--yes")

@@ -72,7 +72,7 @@ def test_input_that_is_gone_is_told_as_such(world: World) -> None:
     world.add(2)
     world.live(*ONLY)
     (world.root / "in" / "0001.parquet").unlink()
-    with pytest.raises(JobError, match="its input is not what it was") as refused:
+    with pytest.raises(JobError, match="its input has changed") as refused:
         again(world, "files", 1)
     assert not refused.value.retryable
 

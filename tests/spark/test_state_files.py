@@ -22,7 +22,7 @@ from onceflow.protocol.epoch_log import Decision
 from onceflow.protocol.home import JobFolder, Query
 from onceflow.sinks import Files
 from onceflow.snapshots.checkpoint_view import ReadCheckpoint
-from onceflow.snapshots.cut import cut_of
+from onceflow.snapshots.cut import cut_at
 from onceflow.spark.checkpoint import Checkpoint, parse_offsets
 from onceflow.spark.file_source_log import SourceLog
 from onceflow.spark.state_files import stores_of
@@ -112,8 +112,7 @@ def ran(
 
 def alone(query: Query, decision: Decision, folder: Path) -> Path:
     """A checkpoint that has what this epoch takes, and nothing else."""
-    cut = cut_of(query, decision.epoch)
-    assert cut is not None
+    cut = cut_at(query, decision.epoch)
     for name, path in cut.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, folder / name)

@@ -69,7 +69,7 @@ def test_a_run_is_stopped_from_another_process_and_its_next_start_is_not(tmp_pat
 
     again = onceflow(*stop, "--savepoint", "before", cwd=tmp_path)
     assert again.returncode == 2
-    assert "there is a savepoint 'before' already" in again.stderr
+    assert "savepoint 'before' exists already" in again.stderr
     again = onceflow(*stop, cwd=tmp_path)
     assert again.returncode == 0
     assert again.stdout.startswith("story was not running: result after epoch ")

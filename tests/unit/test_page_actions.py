@@ -97,7 +97,7 @@ def test_a_taken_name_is_refused_with_its_fix(page: Page, home: Path) -> None:
     post(page, "/jobs/shop/savepoints", {"csrf": csrf, "name": "monday"}, Cookie=cookie)
     patiently(lambda: "No savepoint" in ask(page, "/jobs/shop/lineages").text)
     assert "fix: choose another name" in ask(page, "/jobs/shop/lineages").text
-    assert audit(home)[-1]["outcome"] == "failed: there is a savepoint 'monday' already"
+    assert audit(home)[-1]["outcome"] == "failed: savepoint 'monday' exists already"
 
 
 @pytest.mark.parametrize("name", ["../up", "-rf", "a b", "a\x00b", "x" * 101, "--home=/tmp"])

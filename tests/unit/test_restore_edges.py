@@ -241,7 +241,7 @@ def test_the_first_epoch_of_an_output_may_be_published_while_a_plan_is_made(
     assert [answer.output for answer in plan()] == ["x", "y"]
     driver.run()
     shutil.rmtree(world.root / "y")
-    with pytest.raises(TargetBehind, match="has nothing of the job any more"):
+    with pytest.raises(TargetBehind, match="no longer has anything of the job"):
         plan()
 
 
@@ -379,7 +379,7 @@ def test_a_target_that_is_gone_is_named_before_anything_is_touched(
     driver.run(2)
     (world.root / "t.db").rename(world.root / "elsewhere.db")
     restore = Restore(world.folder, savepoint.cuts(), {"": choice}, "restore")
-    with pytest.raises(TargetBehind, match="has nothing of the job any more") as refused:
+    with pytest.raises(TargetBehind, match="no longer has anything of the job") as refused:
         restore.plan()
     assert "bring back the target" in (refused.value.hint or "")
     assert not (world.root / "t.db").exists()
@@ -439,7 +439,7 @@ def test_a_restore_without_a_choice_names_the_choices(world: World) -> None:
         assert ran.exit_code
         error = ran.exception
         assert isinstance(error, JobError)
-        assert error.hint == "--published rewind or skip or replay"
+        assert error.hint == "add --published rewind or skip or replay"
 
 
 def test_a_plan_on_a_new_home_says_that_it_is_done_at_once(world: World) -> None:

@@ -129,7 +129,7 @@ def test_a_name_is_a_name(savepoints: Savepoints, name: str) -> None:
 
 def test_a_name_is_taken_once(savepoints: Savepoints, saved: Saved) -> None:
     made = savepoints.create("a", {})
-    with pytest.raises(JobError, match="there is a savepoint 'a' already"):
+    with pytest.raises(JobError, match="savepoint 'a' exists already"):
         savepoints.create("a", {})
     made.verify()
     assert left(saved) == {f"a/{made.body['folder']}"}
@@ -270,7 +270,7 @@ def test_of_two_creates_of_one_name_one_wins(saved: Saved, savepoints: Savepoint
     with creating(saved, "a", "savepoint.copied") as slow:
         assert slow.hear() == "there"
         won = savepoints.create("a", {})
-        with pytest.raises(JobError, match="there is a savepoint 'a' already"):
+        with pytest.raises(JobError, match="savepoint 'a' exists already"):
             slow.ask()
     won.verify()
     assert left(saved) == {f"a/{won.body['folder']}"}
@@ -377,7 +377,7 @@ def test_every_damaged_file_is_found(savepoints: Savepoints, how: str) -> None:
         path.unlink()  # the job has the same file
         if how != "gone":
             path.write_bytes(data[:-1] if how == "short" else data[:-1] + bytes([data[-1] ^ 1]))
-        with pytest.raises(Damaged, match="is missing" if how == "gone" else "is not what it was"):
+        with pytest.raises(Damaged, match="is missing" if how == "gone" else "has changed since"):
             made.verify()
         path.write_bytes(data)
     made.verify()

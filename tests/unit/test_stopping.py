@@ -117,7 +117,7 @@ def test_a_request_stops_no_later_start_and_is_removed_by_it(folder: JobFolder) 
 def test_who_ends_without_a_word_or_fails_has_not_stopped(folder: JobFolder) -> None:
     driver = Driver(folder)
     thread = driver.until_asked(lambda: driver.end(answer=False))
-    with pytest.raises(NotStopped, match="ended before it had stopped"):
+    with pytest.raises(NotStopped, match="ended without an answer"):
         ask(folder)
     thread.join()
     driver = Driver(folder)
@@ -151,8 +151,10 @@ def test_a_run_that_waits_to_start_its_driver_again_can_be_stopped(folder: JobFo
 def test_who_may_only_read_sees_that_a_run_waits() -> None:
     with folder_for_all() as folder:
         wait = WaitingRun(folder)
-        look = f"print(waiting(Path({str(folder)!r})) is not None)"
-        imports = "from pathlib import Path; from onceflow.jobs.stop_request import waiting"
+        look = f"print(lock_of_waiting_run(Path({str(folder)!r})) is not None)"
+        imports = (
+            "from pathlib import Path; from onceflow.jobs.stop_request import lock_of_waiting_run"
+        )
         assert as_another(imports, look) == "True\n"
         wait.close()
         assert as_another(imports, look) == "False\n"

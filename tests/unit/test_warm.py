@@ -34,10 +34,10 @@ def test_a_path_with_a_blank_is_left_out(archive: Path, monkeypatch: pytest.Monk
     assert warm.java_options() == ""
     done = CliRunner().invoke(command, [str(blank.with_name("other classes.jsa"))])
     assert done.exit_code == 1
-    assert "has a blank in it" in done.output
+    assert "contains a space" in done.output
 
 
 def test_an_archive_that_is_there_is_kept(archive: Path) -> None:
     done = CliRunner().invoke(command, [str(archive)])
     assert done.exit_code == 0
-    assert done.output == f"{archive} is there\n"
+    assert done.output == f"{archive} exists already\n"

@@ -32,7 +32,7 @@ EXIT_CODES = {
     "128 + N": "ended by signal N (137: killed; 141: nobody reads the output any longer)",
 }
 
-# Each command and the first sentence of its help, which is not imported for a list of them.
+# Each command and the first sentence of its help, so that the list imports no command.
 _COMMANDS = {
     "run": "Run a job, and start it again when it fails and a retry can help.",
     "demo": "Run the example application, kill a job of it, and check every output.",

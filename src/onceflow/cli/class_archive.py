@@ -19,13 +19,15 @@ from onceflow.spark.class_archive import ARCHIVE, QUIET
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 def command(file: Path) -> None:
-    """Write an archive of the classes that a job needs to FILE (about 150 MB), and keep it if it
-    is there."""
+    """Write an archive of the classes that a job needs to FILE (about 150 MB), unless it
+    exists."""
     if file.exists():
-        click.echo(f"{file} is there")
+        click.echo(f"{file} exists already")
         return
     if any(map(str.isspace, str(file.absolute()))):
-        raise click.ClickException(f"{file.absolute()} has a blank in it, where Spark splits")
+        raise click.ClickException(
+            f"{file.absolute()} contains a space, and Spark splits options at spaces"
+        )
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.absolute().with_name(f".{file.name}.{os.getpid()}")
     os.environ.pop(ARCHIVE, None)

@@ -1,8 +1,8 @@
-"""How commands answer, and how long ones show what happens: text for people, JSON for programs.
+"""How commands answer, and how long-running ones show events: text for people, JSON for programs.
 
-A long command says what its events mean in a `Report`. A display shows it: one JSON object a line,
-plain lines for a pipe or a file, or, on a terminal and if `rich` is installed, live lines that are
-kept up to date below what happened.
+A long-running command puts its events into words in a `Report`. A display shows them:
+one JSON object a line, plain lines for a pipe or a file, or, on a terminal and if `rich` is
+installed, live lines that are kept up to date below the lines of earlier events.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class ProgressLine:
 
 
 class Report:
-    """What a command says about its events. A subclass says it; a display decides where."""
+    """A command's events in words. A subclass finds the words; a display decides where they go."""
 
     json_every = 1.0  # seconds from one "progress" to the next, at least
     news_every = 5.0  # the same, for the lines of a log
@@ -158,7 +158,7 @@ class Report:
 
 
 class Json:
-    """One event a line; progress only every so often."""
+    """One event a line; progress at most every `json_every` seconds."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -180,7 +180,7 @@ class Json:
 
 
 class Plain:
-    """Lines for a log: what happens, and every few seconds how it goes."""
+    """Lines for a log: each event, and progress every few seconds."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -200,7 +200,7 @@ class Plain:
 
 
 class Live:
-    """Live lines below what happened before."""
+    """Live lines below the lines of earlier events."""
 
     def __init__(self, report: Report) -> None:
         from rich.console import Console
@@ -264,7 +264,7 @@ def display(report: Report, *, as_json: bool) -> Display:
 
 @contextlib.contextmanager
 def shown_on(display: Display) -> Iterator[None]:
-    """SIGTERM and SIGHUP end all that was started, as Ctrl-C does; so does a reader that goes."""
+    """SIGTERM, SIGHUP and a closed output end all that was started, as Ctrl-C does."""
 
     def end(number: int, _: object) -> None:
         sys.exit(128 + number)
@@ -285,5 +285,5 @@ def shown_on(display: Display) -> Iterator[None]:
 
 
 def write_nowhere() -> None:
-    """Nobody reads any longer. Else Python complains when it flushes standard output at its end."""
+    """Nobody reads standard output any longer: without this, Python complains at its last flush."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

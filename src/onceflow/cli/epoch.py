@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from onceflow.cli.display import home_option, json_option, show, table
 from onceflow.errors import JobError, OnceflowError
 from onceflow.jobs.job import load
 from onceflow.protocol.home import JobFolder, select_jobs
-from onceflow.service.number_format import number
+from onceflow.service.number_format import iso_time, number
 from onceflow.snapshots.epochs import describe_epoch
 from onceflow.snapshots.lineages import find_lineage
 from onceflow.snapshots.shapes import Epoch
@@ -142,23 +141,23 @@ def _text(facts: dict[str, Any]) -> str:
         rows = [
             [part["step"], number(part["rows"], "rows"), number(part["late"], "rows"),
              number(part["fired"], "keys"),
-             "-" if part["watermark_ms"] is None else _time(part["watermark_ms"])]
+             "-" if part["watermark_ms"] is None else iso_time(part["watermark_ms"])]
             for part in facts["keyed"]
         ]  # fmt: skip
         head = ["keyed step", "rows in", "late", "timers fired of", "watermark of the next epoch"]
         lines += ["", table(head, rows)]
     if facts["watermark_ms"] is not None:
-        lines += ["", f"watermark of the next epoch: {_time(facts['watermark_ms'])}"]
+        lines += ["", f"watermark of the next epoch: {iso_time(facts['watermark_ms'])}"]
     took = "not known"
     if facts["ms"]:
         took = ", ".join(f"{step} {ms:,.0f} ms" for step, ms in facts["ms"].items())
     lines += ["", f"time by step: {took}"]
     if "rerun" in facts:
-        lines += ["", _again(facts["rerun"])]
+        lines += ["", _rerun_text(facts["rerun"])]
     return "\n".join(lines)
 
 
-def _again(facts: dict[str, Any]) -> str:
+def _rerun_text(facts: dict[str, Any]) -> str:
     rows, by = facts["rows"], f"compared by {facts['compared_by']}"
     if facts["same"]:
         return f"ran it again: the same {number(rows['now'], 'rows')}, {by}"
@@ -177,11 +176,3 @@ def _known(value: int | None, unit: str) -> str:
 def _offset(offset: Any) -> str:
     text = "the beginning" if offset is None else json.dumps(offset, separators=(",", ":"))
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
-
-
-def _time(milliseconds: int) -> str:
-    try:
-        at = datetime.fromtimestamp(milliseconds / 1000, UTC)
-    except (ValueError, OverflowError, OSError):  # Spark knows years that Python does not
-        return f"{milliseconds} ms"
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -12,7 +12,7 @@ from onceflow.cli.restore import plan_option
 from onceflow.errors import CheckpointRefused, JobError
 from onceflow.jobs.stop_request import who
 from onceflow.protocol.home import JobFolder, select_jobs
-from onceflow.snapshots.cut import Cut, cut_of
+from onceflow.snapshots.cut import Cut, last_cut
 from onceflow.snapshots.fork import Fork
 from onceflow.snapshots.listings import find_savepoint
 from onceflow.snapshots.published_history import History
@@ -80,7 +80,7 @@ def _fork(parent: JobFolder, folder: JobFolder, savepoint: str | None) -> tuple[
     if savepoint is None:
         cuts: dict[str, tuple[str, Cut]] = {}
         for query in parent.queries():
-            cut = cut_of(query)
+            cut = last_cut(query)
             if cut is not None:
                 cuts[query.name] = (query.lineage, cut)
         reason, starts = f"fork of {parent.name}", parent.starts()

@@ -62,6 +62,8 @@ def _output(found: dict[str, Any]) -> str:
         ]
         for o in found["open"]
     ]
-    held = table(["topic", "partition", "readers stop at", "held back, at most"], rows)
+    partitions = table(["topic", "partition", "readers stop at", "held back, at most"], rows)
     whose = "of another program" if found["aborted"] else "of this job, or of another program"
-    return "\n".join([*lines, held, f"open transactions ({whose}) hold back these partitions"])
+    return "\n".join(
+        [*lines, partitions, f"open transactions ({whose}) hold back these partitions"]
+    )

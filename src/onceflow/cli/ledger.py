@@ -18,8 +18,8 @@ from onceflow.service.ledger_view import ledger
 def command(job: str, home: str, as_json: bool) -> None:
     """Show what each target says is published.
 
-    Beside it stands what the epoch log has decided. "behind": the next start publishes the rest.
-    "ahead of the epoch log": the home was set back, or is a copy.
+    Beside it is the last epoch that the epoch log has decided. "behind": the next start publishes
+    the rest. "ahead of the epoch log": the home was set back, or is a copy.
 
     With --json: a list with an object for each output: query, output, decided and published
     (epochs, or null), term, lineage, guarantee, target, says.

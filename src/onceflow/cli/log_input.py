@@ -57,7 +57,9 @@ _AT_ONCE = 1000  # rows that are written at once
     metavar="FILE",
     help="Write lines that do not fit to this new file, and append the others.",
 )
-@click.option("--producer", metavar="NAME", help="The name of who appends; with --sequence.")
+@click.option(
+    "--producer", metavar="NAME", help="A name for the program that appends; with --sequence."
+)
 @click.option(
     "--sequence",
     metavar="N",
@@ -177,7 +179,7 @@ def parse_time(text: str) -> int:
 
 
 def place(log: EmbeddedLog, text: str, partition: int | None = None) -> Offsets:
-    """P:OFFSET[,P:OFFSET], or OFFSET if it is clear of which partition; the others stay."""
+    """P:OFFSET[,P:OFFSET], or OFFSET if only one partition can be meant; the others stay."""
     if re.fullmatch(r"[0-9]+", text):
         if partition is None and log.facts.partitions > 1:
             raise JobError(
@@ -242,7 +244,7 @@ def tail(  # noqa: PLR0917 - one parameter for each option
 ) -> None:  # fmt: skip
     """Show the newest rows of a log, and with -f those that follow.
 
-    Rows stand in the order of their commits: partition:offset, time of append, and the columns.
+    Rows are in the order of their commits: partition:offset, time of append, and the columns.
     Only the newest commits are read.
 
     With --json: one object a line, which onceflow log append takes: times as ISO 8601, decimals as
@@ -340,7 +342,7 @@ def _text_line(row: dict[str, Any]) -> str:
 
 
 def _somebody_reads(seconds: float) -> bool:
-    """Wait. False if the reader of our output has gone: else only the next row would tell."""
+    """Wait. False if the reader of our output has gone, which only the next write would show."""
     try:
         output = select.poll()
         output.register(sys.stdout.fileno(), 0)

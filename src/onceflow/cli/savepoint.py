@@ -67,7 +67,7 @@ def create(job: str, name: str | None, stop: bool, home: str, as_json: bool) -> 
 def list_(job: str, each: bool, home: str, as_json: bool) -> None:
     """List the savepoints of a job and its retained epochs.
 
-    Savepoints stand in the order of creation. A job can go back to retained epochs as well:
+    Savepoints are listed in the order of creation. A job can go back to retained epochs as well:
     onceflow rollback.
 
     With --json: one object with job, savepoints (as of create; one that cannot be read has name
@@ -107,12 +107,12 @@ def show_(job: str, savepoint: str, home: str, as_json: bool) -> None:
 @home_option
 @json_option
 def verify(job: str, savepoint: str, home: str, as_json: bool) -> None:
-    """Verify a savepoint, every byte of it.
+    """Verify every byte of a savepoint, and that a job can start from it here.
 
-    It also checks that a job can start from it here. SAVEPOINT is a name, or the path of a folder
+    SAVEPOINT is a name, or the path of a folder
     that one was moved to.
 
-    With --json: as of create, and whole. Exit codes: 0; 7 no, and why.
+    With --json: as of create, and whole. Exit codes: 0; 7 it is damaged, or does not fit.
 
     \b
     onceflow savepoint verify orders before-the-sale

@@ -187,21 +187,21 @@ def show_(
         of_spark = of_spark or (step is None and any(state.stores for state in found))
         if not of_spark:
             return
-    meant = choose_stores(found, operator, store)
+    stores = choose_stores(found, operator, store)
     if not as_json:
         click.echo("starting Spark to read the state …", err=True)
     spark = _session()
-    for state, held in meant:
-        rows = state.rows(spark, held, key=key, limit=limit + 1)
+    for state, spark_store in stores:
+        rows = state.rows(spark, spark_store, key=key, limit=limit + 1)
         of = {
-            "query": state.query.name, "epoch": state.decision.epoch, "operator": held.operator,
-            "store": held.name,
+            "query": state.query.name, "epoch": state.decision.epoch,
+            "operator": spark_store.operator, "store": spark_store.name,
         }  # fmt: skip
         if as_json:
             for row in rows[:limit]:
                 click.echo(json.dumps({**of, **row}, ensure_ascii=False))
         else:
-            click.echo(_rows(of, held.kind, rows, limit))
+            click.echo(_rows(of, spark_store.kind, rows, limit))
 
 
 def _session() -> Any:
@@ -236,18 +236,18 @@ def _some(
 
 
 def _show_step(state: KeyedState, *, key: str | None, limit: int, as_json: bool) -> None:
-    """Rows of a step: one key, or so many."""
+    """Show one key of a step, or its first rows."""
     of = {"query": state.query.name, "epoch": state.decision.epoch, "step": state.step}
     if key is None:
         rows = list(islice(state.rows(), limit + 1))
         nothing = "no rows"
     else:
-        looked = state.look_up(key)
-        rows = [looked.row] if looked.row is not None else []
-        named = ", ".join(f"{name}={_cell(value)}" for name, value in looked.key.items())
-        nothing = f"no state for {named}, key group {looked.group}"
+        lookup = state.look_up(key)
+        rows = [lookup.row] if lookup.row is not None else []
+        named = ", ".join(f"{name}={_cell(value)}" for name, value in lookup.key.items())
+        nothing = f"no state for {named}, key group {lookup.group}"
         if as_json and not rows:
-            rows = [{"group": looked.group, "key": looked.key, "state": None}]
+            rows = [{"group": lookup.group, "key": lookup.key, "state": None}]
     if as_json:
         for row in rows[:limit]:
             click.echo(json.dumps({**of, **row}, ensure_ascii=False))

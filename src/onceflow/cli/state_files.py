@@ -121,14 +121,14 @@ def import_(job: str, *, step: str, source: Path, home: str, **options: Any) -> 
     onceflow state import shop --step spend --from fix/state --plan
     onceflow state import shop --step spend --from fix/state --yes
     """
-    from onceflow.snapshots.state_import import prepared
+    from onceflow.snapshots.state_import import prepared_import
 
     folder = select_jobs(home, job)[0]
     as_json, only_plan = options["as_json"], options["only_plan"]
     state = _one(folder, step, query=options["query"])
     with (
         ProgressLine("{:,} rows read", quiet=as_json) as progress,
-        prepared(folder, state, source.absolute(), progress) as ready,
+        prepared_import(folder, state, source.absolute(), progress) as ready,
     ):
         progress.clear()
         answers = [vars(answer) for answer in ready.restore.plan()]

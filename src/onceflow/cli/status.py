@@ -70,11 +70,11 @@ def _job(job: dict[str, Any]) -> str:
     ]
     body = table(head, rows) if rows else "no query has started"
     for query in job["queries"]:
-        for name, held in query["outputs"].items():
-            if "commits" in held:
+        for name, output in query["outputs"].items():
+            if "commits" in output:
                 body += (
-                    f"\noutput {name} keeps {number(held['commits'], 'commits')} and "
-                    f"{number(held['manifests'], 'manifests')} "
-                    f"({number(held['ledger_bytes'], 'bytes')}) in {held['path']}"
+                    f"\noutput {name} keeps {number(output['commits'], 'commits')} and "
+                    f"{number(output['manifests'], 'manifests')} "
+                    f"({number(output['ledger_bytes'], 'bytes')}) in {output['path']}"
                 )
     return title + "\n  " + body.replace("\n", "\n  ")

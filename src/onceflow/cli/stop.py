@@ -81,7 +81,7 @@ def stop_job(
 
 def _make(savepoints: Savepoints, name: str, done: StopResult) -> Savepoint:
     made = savepoints.create(name or None, {})
-    epochs = {query: held["epoch"] for query, held in made.body["queries"].items()}
+    epochs = {query: part["epoch"] for query, part in made.body["queries"].items()}
     if epochs != {query: epoch for query, epoch in done.queries.items() if epoch is not None}:
         savepoints.delete(made.name)
         raise NotStopped(

@@ -231,7 +231,7 @@ def _settings(
 
 
 def _command() -> str:
-    """The command that repeats this run, without the options that say where results go."""
+    """The command that repeats this run, without the options for its results."""
     given, kept = iter(sys.argv[1:]), []
     for argument in given:
         name = argument.partition("=")[0]

@@ -35,7 +35,7 @@ with within():
 """
 # Reasons for which a command may refuse.
 _REFUSALS = (
-    "the job went back behind it since",
+    "the job has gone back to an earlier epoch since",
     "are no longer retained, so they cannot be run again",
     "is not retained",
     "no retained epoch of",
@@ -125,7 +125,7 @@ def _savepoint(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
     done = _run(
         runner, "savepoint", "create", runner.case.name, "--name", name, *stop, point=fault.point
     )
-    made = done.killed and f"there is a savepoint '{name}' already" in done.error
+    made = done.killed and f"savepoint '{name}' exists already" in done.error
     if not made and _failed(runner, outcome, done):
         return
     runner.savepoints.append(name)
@@ -241,7 +241,7 @@ def _fork(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> None:
     named = [f"--output={output}={to}" for output, (to, _) in moved.items()]
     from_ = ["--from", savepoint] if savepoint and fault.visit % 2 else []
     done = _run(runner, "fork", runner.case.name, "--as", name, *from_, *named, point=fault.point)
-    made = done.killed and f"there is a job {name} already" in done.error
+    made = done.killed and f"job {name} exists already" in done.error
     if not made and _failed(runner, outcome, done):
         return
     runner.hit(outcome, f"{name}{' of ' + savepoint if from_ else ''}{done.again}")

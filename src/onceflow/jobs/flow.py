@@ -56,7 +56,7 @@ class Flow:
         if not isinstance(source, Source):
             return _streaming(source, f"source {name!r}")
         if self._folder is not None:
-            # "latest" is where the job was started first, not where it is started again
+            # "latest" is the end of the input at the first start of the job, not at a later start
             pin = self._folder.pin(name, source.pin)
             if pin is not None:
                 source = source.pinned(pin, partial(self._folder.keep, name))
@@ -92,7 +92,7 @@ class Flow:
         `idle`: a partition that has been silent for this long no longer holds the watermark back.
         `null_keys`: "keep" (null is a key) or "refuse". `groups`: key groups, for the life of the
         state. `tasks`: in how many tasks it runs; may change at any start. `initial`: a folder of
-        Parquet files, a row for each key, that is the state before the first epoch of the step.
+        Parquet files with a row for each key: the state before the first epoch of the step.
         """
         return keyed(
             df, by=by, process=process, name=name, event_time=event_time, watermark=watermark,
@@ -150,9 +150,9 @@ class Flow:
         for output in outputs:
             if f"{query}/{output}" not in places:
                 raise JobError(
-                    f"output {query}/{output} was not there when the job was forked, so the fork "
-                    "has no place for it",
-                    hint="fork again, from a savepoint in which it is, under another name",
+                    f"output {query}/{output} did not exist when the job was forked, so the "
+                    "fork has no target for it",
+                    hint="fork again under another name, from a savepoint that has this output",
                 )
         return {output: sink.moved(places[f"{query}/{output}"]) for output, sink in outputs.items()}
 
@@ -242,7 +242,7 @@ def _columns(
     strange = sorted(set(asked) - set(outputs))
     if strange:
         raise JobError(
-            f"columns= of {name!r} names output {strange[0]!r}, which is not there",
+            f"columns= of {name!r} names output {strange[0]!r}, which does not exist",
             hint=f"outputs are {', '.join(outputs)}",
         )
     if asked and on_bad is not None:
@@ -254,7 +254,7 @@ def _columns(
     texts = [output for output, names in asked.items() if isinstance(names, str)]
     if texts:
         raise JobError(
-            f"columns= of output {texts[0]!r} is a text", hint='write columns={"a": ["id", "at"]}'
+            f"columns= of output {texts[0]!r} is a string", hint='write columns={"a": ["id", "at"]}'
         )
     return {output: tuple(names) for output, names in asked.items()}
 
@@ -282,7 +282,7 @@ def _guarantees(
 
 
 def targets(declared: QuerySpec) -> list[tuple[str, ...]]:
-    """Identifies each target: the kind of its sink, its path, and what else says where it is."""
+    """The identity of each target: the kind of its sink, its path, and the rest of its address."""
     found: list[tuple[str, ...]] = []
     for sink in declared.outputs.values():
         target = sink.describe()

@@ -50,7 +50,7 @@ class Handle:
         self.name = name
         self.folder = folder
         self.started: dict[str, StartedQuery] = {}
-        self.asked = False  # to stop, from outside of this process
+        self.asked = False  # to stop, by another process
         self._lease = lease
         self._request = StopRequest(folder.folder, lease.lock)
         self._failure: BaseException | None = None
@@ -73,7 +73,7 @@ class Handle:
         }
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the end. False if the job still runs. Raises what the job failed with."""
+        """Wait for the end. False if the job still runs. Raises the error of a job that failed."""
         if not self._ended.wait(timeout):
             return False
         if self._failure is not None:
@@ -81,7 +81,7 @@ class Handle:
         return True
 
     def stop(self, timeout: float | None = 60) -> None:
-        """Let the running epoch end, then stop. Does not raise what the job failed with."""
+        """Let the running epoch end, then stop. Does not raise the error of a job that failed."""
         self._stop.set()
         self._ended.wait(timeout)
 
@@ -111,7 +111,7 @@ class Handle:
                 f"Spark's JVM is gone: {type(error).__name__}: {error}", hint="start the job again"
             )
         finally:
-            with contextlib.suppress(OSError, OnceflowError):  # the lease tells it, too
+            with contextlib.suppress(OSError, OnceflowError):  # the lease shows the end, too
                 self._request.say(self.status["queries"], self._failure)
             self._lease.release()
             self._ended.set()
@@ -130,12 +130,12 @@ class Handle:
             time.sleep(_POLL)
 
     def _settle(self) -> None:
-        """Close sources and sinks of every query. What the job failed with before stays what it
-        failed with: a connection that cannot be closed must not hide that the driver was fenced."""
+        """Close sources and sinks of every query. An earlier failure stays that of the job: a
+        connection that cannot be closed must not hide that the driver was fenced."""
         for name, started in self.started.items():
             try:
                 started.epochs.settle()
-            except Exception as error:  # of anybody's sink
+            except Exception as error:  # of any sink
                 _logger.warning("closing the outputs of %s failed: %s", name, error)
                 self._failure = self._failure or started.epochs.reason(error)
 
@@ -143,7 +143,7 @@ class Handle:
         return next((f for f in (s.failure() for s in self.started.values()) if f), None)
 
     def _sweep_failure(self) -> BaseException | None:
-        """What the sweep of the last epoch raised: no later epoch has noticed it."""
+        """The error of the sweep after the last epoch, which no later epoch has reported."""
         for started in self.started.values():
             error = started.epochs.sweep_failure(timeout=_HUNG_AFTER)
             if error is not None:
@@ -151,7 +151,7 @@ class Handle:
         return None
 
     def _hung_body(self) -> BaseException | None:
-        """Spark has given the query up, but Python still works on an epoch."""
+        """The error if Spark has ended a query, but Python still works on an epoch."""
         for name, started in self.started.items():
             if not started.epochs.stop_after_epoch(timeout=_HUNG_AFTER):
                 return PlanChanged(
@@ -182,7 +182,7 @@ class Handle:
             raise Stopping("the job was asked to stop before all epochs were run again")
 
     def abandon(self, error: BaseException) -> None:
-        """Starting failed half way: stop the queries that run and give the lease back."""
+        """The start has failed: stop the queries that run and give the lease back."""
         self._failure = error
         if isinstance(error, Stopping):
             self._request.say({}, None)

@@ -18,13 +18,13 @@ from onceflow.store.names import check_name
 if TYPE_CHECKING:
     from onceflow.jobs.flow import Flow
 
-# Makes the row of a number. What is random in it comes from the generator, seeded by the number.
+# Makes the row of a number. The number seeds the generator, the only source of chance in the row.
 Workload = Callable[[int, random.Random], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job: what `@job` makes of a function."""
+    """A job, made from a function by `@job`."""
 
     name: str
     declare: Callable[[Flow], None]
@@ -45,7 +45,7 @@ def job(
     workload: Workload | Mapping[str, Workload] | None = None,
     digests: bool = True,
 ) -> Callable[[Callable[[Flow], None]], Job]:
-    """Make a job of a function that declares it on a `Flow`.
+    """Make a job from a function that declares it on a `Flow`.
 
     `every`: how often an epoch begins, if there is something to do. `keep_epochs`: how many past
     epochs can be shown and restored. `workload`: a function from (number, random.Random) to a row

@@ -1,4 +1,4 @@
-"""Run an epoch of a job again, on a temporary fork, and compare its rows with those it had.
+"""Run an epoch of a job again, on a temporary fork, and compare the rows of both runs.
 
 If they are the same, the query is deterministic as far as this epoch shows, and `--published skip`
 accepts it. If they are not, the epoch runs once more: columns in which the two runs differ are not
@@ -25,7 +25,7 @@ from onceflow.jobs.start import run_again
 from onceflow.protocol.epoch_log import Decision
 from onceflow.protocol.home import JobFolder, Query
 from onceflow.protocol.lineage import Origin
-from onceflow.snapshots.cut import Cut, cut_of
+from onceflow.snapshots.cut import Cut, cut_at
 from onceflow.snapshots.epochs import chosen_queries, not_retained, where_decided
 from onceflow.snapshots.new_lineage import make_job
 from onceflow.spark.running_query import no_state_snapshots
@@ -38,11 +38,11 @@ _COMPARED = 1_000_000  # rows; more are not compared column by column
 
 @dataclass(frozen=True)
 class RerunResult:
-    """The result of an epoch that ran again."""
+    """The rows of an epoch that ran again."""
 
     rows: int
     digest: int | None
-    folder: Path  # its rows, as Parquet files
+    folder: Path  # of the rows, as Parquet files
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class _KeepingSink(Sink):
 def rerun(
     job: Job, folder: JobFolder, epoch: int, *, query: str, spark: SparkSession
 ) -> dict[str, Any]:
-    """Compare an epoch with itself, run again by this code."""
+    """Run an epoch again with this code, and compare its rows with those that it had."""
     (one,) = chosen_queries(folder, query)
     decided_in, known = where_decided(folder, one, epoch)
     decision = known.get(epoch)
@@ -113,9 +113,7 @@ def _before(folder: JobFolder, query: Query, epoch: int) -> Cut:
     place, known = where_decided(folder, query, epoch - 1)
     if epoch - 1 not in known:
         raise not_retained(place, epoch - 1, known)
-    cut = cut_of(place, epoch - 1)
-    assert cut is not None
-    return cut
+    return cut_at(place, epoch - 1)
 
 
 def _run(begins: _RerunInput, place: Path, spark: SparkSession) -> RerunResult:
@@ -133,11 +131,11 @@ def _run(begins: _RerunInput, place: Path, spark: SparkSession) -> RerunResult:
     begins.job.declare(flow)
     if query.name not in flow.queries:
         raise JobError(
-            f"the job has no output {query.name} any more", hint="name the file that has it"
+            f"the job no longer has output {query.name}", hint="name the job file that has it"
         )
     rows = place / "rows"
     declared = flow.queries[query.name]
-    bad = declared.on_bad if declared.bad_only else None  # the rows stay where they were
+    bad = declared.on_bad if declared.bad_only else None  # bad rows stay in their own output
     outputs = {name: _KeepingSink(rows / name) for name in declared.outputs if name != bad}
     try:
         last = run_again(
@@ -154,8 +152,7 @@ def _run(begins: _RerunInput, place: Path, spark: SparkSession) -> RerunResult:
         )
     except PlanChanged as changed:
         raise JobError(
-            f"epoch {decision.epoch} cannot be run again, its input is not what it was: "
-            f"{changed.message}",
+            f"epoch {decision.epoch} cannot be run again: its input has changed: {changed.message}",
             hint="bring back the files that it read",
         ) from changed
     return RerunResult(last.rows, last.digest, rows)

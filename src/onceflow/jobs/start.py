@@ -45,7 +45,7 @@ def start(
     take_over: bool = False,
     replaying: Callable[[str, ReplayedEpoch], None] | None = None,
 ) -> Handle:
-    """Run a job from this process. `once`: stop when the input is used up. `fork`: run the fork
+    """Run a job from this process. `once`: stop when all input has been read. `fork`: run the fork
     of the job that has this name. `replaying` is called with the query and the epoch for each epoch
     that runs again after a restore, before this function returns."""
     session = _session(spark, master)
@@ -122,8 +122,8 @@ def _start(
     try:
         lineage = folder.open_lineage(spark.version, f"process {os.getpid()} on {host_name()}")
         finish_restore(folder, lease)
-        # By name: the end of the first one is the end of its lineage, so a driver that comes too
-        # late to it opens none of the others.
+        # By name: the end of the first query ends its lineage, so a driver that comes too late
+        # for the first one opens none of the others.
         opening = {
             name: Epochs(folder.query(lineage, name), queries[name], lease)
             for name in sorted(queries)
@@ -148,7 +148,7 @@ def _start(
 
 
 def refuse_no_fork(folder: JobFolder, job: str) -> None:
-    """Under another name, a job that is not a fork would write to its own targets a second time."""
+    """Refuse another name for a job that is not a fork: it would write to its targets twice."""
     if (folder.fork() or {}).get("of") != job:
         raise JobError(
             f"there is no fork {folder.name} of job {job}",
@@ -157,7 +157,7 @@ def refuse_no_fork(folder: JobFolder, job: str) -> None:
 
 
 def run_again(query: Query, declared: QuerySpec) -> Decision:
-    """Run the epochs that were put in for a query, and no others. Returns the last decision."""
+    """Run the epochs that a query has to replay, and no others. Returns the last decision."""
     lease = Lease(query.home / query.job / "lease", query.job)
     lease.acquire()
     try:
@@ -187,7 +187,7 @@ def _writer(epochs: Epochs) -> Any:
 
 
 def _run_once(writer: Any, epochs: Epochs) -> None:
-    """Run the one epoch that was put in."""
+    """Run the one epoch that the checkpoint has planned."""
     try:
         writer.trigger(once=True).start().awaitTermination()
     except Exception:

@@ -30,12 +30,12 @@ from onceflow.store.posix import LocalStore, make_dirs, seal, unseal
 
 _FOLDER, _KIND, _DONE = "stop", "stop", ".done.json"
 _LOOK_EVERY = 0.5  # seconds, by the driver
-_POLL = 0.1  # by the command that waits
-_TELL_EVERY = 5.0
+_POLL = 0.1  # seconds, by the command that waits
+_TELL_EVERY = 5.0  # seconds
 
 
 def who() -> str:
-    """The user and the machine that give a command, as snapshots record it."""
+    """The user and the machine of a command, as snapshots record them."""
     try:
         return f"{getpass.getuser()}@{host_name()}"
     except (KeyError, OSError):  # a user without a name
@@ -43,7 +43,7 @@ def who() -> str:
 
 
 class StopRequest:
-    """The request to one start of a job, for its driver and for the command that asks."""
+    """A request to stop one start of a job, for its driver and for the command that asks."""
 
     def __init__(self, folder: Path, lock: str) -> None:
         self._store = LocalStore(folder / _FOLDER)
@@ -148,7 +148,7 @@ class StopResult:
 
 
 def stop(folder: JobFolder, *, timeout: float, tell: Callable[[str], None]) -> StopResult:
-    """Ask the driver of a job to stop at an epoch's end, and wait. `NotStopped` if it has not.
+    """Ask the driver of a job to stop at an epoch's end, and wait. `NotStopped` if it does not.
 
     `tell` is called with a line that says what the command waits for.
     """
@@ -163,24 +163,24 @@ def stop(folder: JobFolder, *, timeout: float, tell: Callable[[str], None]) -> S
     request = StopRequest(folder.folder, lock)
     request.ask()
     tell(f"asked {who} to stop" + ("; waiting for the end of its epoch" if holder else ""))
-    begun = told = time.monotonic()
+    begun = told_at = time.monotonic()
     while leads(lease, holder) if holder is not None else _locked(folder.folder / _FOLDER / lock):
         waited = time.monotonic() - begun
         if waited > timeout:
             raise _too_long(folder, holder, waited)
-        if time.monotonic() - told > _TELL_EVERY:
-            told = time.monotonic()
+        if time.monotonic() - told_at > _TELL_EVERY:
+            told_at = time.monotonic()
             tell(f"still waiting after {waited:.0f} s; {_says(decided(folder))}")
         time.sleep(_POLL)
     answer = request.answer()
     if answer is None:
         raise NotStopped(
-            f"{who} ended before it had stopped: it failed, was killed, was replaced or went on",
+            f"{who} ended without an answer: it failed, was killed, was replaced or continued",
             hint=f"onceflow status {folder.name} says whether it runs again; if so, stop it again",
         )
     if answer["failure"] is not None:
         raise NotStopped(
-            f"{who} does not run any more, but failed while it stopped: {answer['failure']}",
+            f"{who} has ended, but failed while it stopped: {answer['failure']}",
             hint="nothing is lost; the next start publishes what was decided",
         )
     return StopResult(True, holder, answer["queries"] or decided(folder))

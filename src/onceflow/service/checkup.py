@@ -1,4 +1,4 @@
-"""Checks the machine and what killed jobs left behind, and says how to fix what is wrong."""
+"""Check the machine and the leftovers of killed jobs, and say how to fix what is wrong."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _python() -> Finding:
     found = ".".join(map(str, sys.version_info[:3]))
     workers = os.environ.get("PYSPARK_PYTHON")
     if workers and workers != sys.executable:
-        says = _say([workers, "-c", "import sys; print(*sys.version_info[:2], sep='.')"])
+        says = _first_line([workers, "-c", "import sys; print(*sys.version_info[:2], sep='.')"])
         if says != found.rpartition(".")[0]:
             return Finding(
                 "python", "wrong", f"{found}, but workers get PYSPARK_PYTHON={workers} ({says})",
@@ -130,7 +130,7 @@ def _maven() -> Finding:
     fix = "Debian and Ubuntu: apt-get install maven; macOS: brew install maven"
     if maven is None:
         return Finding("maven", "warning", "missing; only Kafka's jars need it", fix)
-    says = _say([maven, "-v"])
+    says = _first_line([maven, "-v"])
     if not says.startswith("Apache Maven"):
         return Finding(
             "maven", "warning", f"{maven} does not run: {says}", f"repair Java, or {fix}"
@@ -161,8 +161,8 @@ def _extras() -> Finding:
     return Finding("extras", "ok", says)
 
 
-def _say(command: list[str]) -> str:
-    """The first line that a command says, or why it says nothing."""
+def _first_line(command: list[str]) -> str:
+    """The first line that a command prints, or why it prints nothing."""
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -191,7 +191,7 @@ def _disk(what: str, folder: str) -> Finding:
 
 
 def _clocks(home: str) -> Finding:
-    """Clocks that differ confuse people and event times, not the protocol: it compares none."""
+    """Clocks that differ confuse people and event times, not the protocol, which compares none."""
     fix = "set the clocks by NTP; ages, and watermarks on processing time, are wrong until then"
     differs = _clock_of_disk(home)
     if abs(differs) > _CLOCK_MAY_DIFFER:

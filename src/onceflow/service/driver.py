@@ -90,8 +90,8 @@ class StopSignal(threading.Event):
         signal.signal(signal.SIGTERM, lambda *_: self.set())
 
 
-class _Known:
-    """What a report about an error needs, as far as it is known yet."""
+class _ReportFacts:
+    """Facts for a report about an error: each as soon as it is known."""
 
     def __init__(self) -> None:
         self.jvm: int | None = None
@@ -101,19 +101,19 @@ class _Known:
 
 def run_job(options: argparse.Namespace, tell: Tell, stop: StopSignal) -> int:
     """Run the job and return the exit code. An error becomes one event."""
-    life = _Known()
+    facts = _ReportFacts()
     try:
-        _run(options, tell, stop, life)
+        _run(options, tell, stop, facts)
     except (Exception, SystemExit) as error:  # of the job, Spark or onceflow: reported here
         file = Path(options.job.partition(":")[0])
-        problem: ErrorReport = describe_error(error, file, jvm=life.jvm, log=life.log)
-        epochs = life.meter.count() if life.meter else 0
+        problem: ErrorReport = describe_error(error, file, jvm=facts.jvm, log=facts.log)
+        epochs = facts.meter.count() if facts.meter else 0
         tell("error", **problem.as_json(), epochs=epochs)
         return problem.exit_code
     return 0
 
 
-def _run(options: argparse.Namespace, tell: Tell, stop: StopSignal, life: _Known) -> None:
+def _run(options: argparse.Namespace, tell: Tell, stop: StopSignal, facts: _ReportFacts) -> None:
     if options.every is not None:
         milliseconds(options.every)
     refuse_master(options.master or os.environ.get("SPARK_MASTER"))
@@ -127,11 +127,11 @@ def _run(options: argparse.Namespace, tell: Tell, stop: StopSignal, life: _Known
     file = options.job.partition(":")[0]
     find_by_workers(file)
     name = options.fork or (job.name if job is not None else "")
-    life.log = home / name / "spark.log"
+    facts.log = home / name / "spark.log"
     if job is not None:
         _tell_loaded(home / name, tell)
-    spark = get_session(options.master, log=life.log)
-    life.jvm = jvm_process()
+    spark = get_session(options.master, log=facts.log)
+    facts.jvm = jvm_process()
     spark.conf.set(*REPORTS_KEPT)
     if job is None:
         job = load(options.job)
@@ -139,7 +139,7 @@ def _run(options: argparse.Namespace, tell: Tell, stop: StopSignal, life: _Known
         _tell_loaded(home / name, tell)
     send_to_workers(file)
     tell("session", job=name, spark=spark.version, master=spark.sparkContext.master,
-         log=str(life.log))  # fmt: skip
+         log=str(facts.log))  # fmt: skip
     stop.listen()
 
     def replaying(query: str, again: ReplayedEpoch) -> None:
@@ -158,19 +158,19 @@ def _run(options: argparse.Namespace, tell: Tell, stop: StopSignal, life: _Known
         tell("ended", queries=[])
         return
     _tell_started(handle, tell)
-    life.meter = ProgressMeter(handle)
-    _follow(handle, life.meter, tell, stop)
+    facts.meter = ProgressMeter(handle)
+    _follow(handle, facts.meter, tell, stop)
 
 
 def _follow(handle: Handle, meter: ProgressMeter, tell: Tell, stop: StopSignal) -> None:
-    turns, told, journal = 0, False, Journal(handle.folder.folder)
+    turns, told_stopping, journal = 0, False, Journal(handle.folder.folder)
     while True:
         try:
             if handle.wait(_POLL):
                 break
-        finally:  # even if it fails now: it must not be started again
-            if handle.asked and not told:
-                told = True
+        finally:  # even if the job fails now: it was asked to stop, so nobody restarts it
+            if handle.asked and not told_stopping:
+                told_stopping = True
                 tell("stopping", at_once=False)
         meter.count()
         if stop.is_set():

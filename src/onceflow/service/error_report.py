@@ -1,4 +1,4 @@
-"""Describe what ended a driver in one line, without a stack of the JVM or of Python."""
+"""Describe in one line why a driver ended, without a stack trace of the JVM or of Python."""
 
 from __future__ import annotations
 

@@ -3,10 +3,10 @@
 <home>/<job>/progress.json   about once a second: the progress of each query
 <home>/<job>/events.jsonl    starts, restarts, errors and ends, as `onceflow run --json` tells them
 
-Nothing depends on them: they are not synced, what a crash takes is not written again, and a write
-that fails stops no job. The driver writes `starting` and the progress, its supervisor the other
-events. A `starting` without an `ended`, `error` or `restarting` before it therefore means that the
-driver before was killed with its supervisor; `seen` in it is when that driver wrote last.
+Nothing depends on them: they are not synced, events that a crash loses are not written again, and
+a write that fails stops no job. The driver writes `starting` and the progress, its supervisor the
+other events. So a `starting` without an `ended`, `error` or `restarting` before it means that the
+earlier driver was killed with its supervisor; its `seen` is when that driver wrote last.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What each target has by its own ledger, beside what the epoch log decided."""
+"""The ledger of each target, compared with the last decision in the epoch log."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ def _compare(decided: int | None, published: int | None) -> str:
     if decided == published:
         return "all that is decided is published"
     if published is None or (decided is not None and published < decided):
-        return "behind: the next start publishes the rest, or says why it can't"
+        return "behind: the next start publishes the rest, or says why it cannot"
     return "ahead of the epoch log: this home was set back, or is a copy"

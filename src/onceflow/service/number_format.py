@@ -1,6 +1,8 @@
-"""Numbers with units, for people, on the command line and the page."""
+"""Numbers with units, and times, as text for people on the command line and the page."""
 
 from __future__ import annotations
+
+from datetime import UTC, datetime
 
 _AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))
 _ONE = {
@@ -35,3 +37,12 @@ def age(seconds: float | None) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.1f} s" if 0.05 <= seconds < 9.95 else f"{seconds:.0f} s"
+
+
+def iso_time(milliseconds: int) -> str:
+    """A watermark in UTC: 2026-01-01T23:03:14.000Z."""
+    try:
+        at = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (ValueError, OverflowError, OSError):  # Spark knows years that Python does not
+        return f"{milliseconds} ms"
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")

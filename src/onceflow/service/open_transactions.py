@@ -25,7 +25,7 @@ def open_transactions(folder: JobFolder, *, abort: bool) -> list[dict[str, Any]]
                 assert isinstance(sink, Kafka)
                 sinks.append((query, name, sink))
     ids = []
-    for query, name, sink in sinks:  # several may share a topic: first all, then what is left
+    for query, name, sink in sinks:  # outputs may share a topic, so end all before listing the rest
         output = f"{query.job}/{query.name}/{name}"
         ids.append(sink.end_transactions(output) if abort else sink.transactional_ids(output))
     return [

@@ -1,4 +1,4 @@
-"""The processes of a driver: which they are, how they ended, what they leave behind."""
+"""The processes of a driver: their ids, how they ended, and their temporary files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def scratch_environment(scratch: Path) -> dict[str, str]:
 
 
 def adopt_orphans() -> None:
-    """Make children of killed children children of this process, which then sees how they end."""
+    """Adopt the children of killed children, so that this process sees how they end."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 

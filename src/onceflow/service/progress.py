@@ -7,10 +7,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from onceflow.protocol.epoch_log import Decision
+from onceflow.service.number_format import iso_time
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -85,7 +86,7 @@ class _Meter:
                 self._seen = decision.epoch
                 self._epochs += 1
                 self._rows_out += decision.rows
-                self._late += sum(stood["late"] for stood in decision.keyed.values())
+                self._late += sum(record["late"] for record in decision.keyed.values())
                 for output, decided in decision.outputs.items():
                     rows = sum(file.rows for file in decided.files)
                     self._outputs[output] = self._outputs.get(output, 0) + rows
@@ -115,7 +116,7 @@ class _Meter:
             rows_out_per_s=rates[1],
             lag_s=round(self._lag(now, last), 1),
             published_s_ago=None if published is None else round(max(0.0, now - published), 1),
-            watermark=None if watermark is None else _iso(watermark),
+            watermark=None if watermark is None else iso_time(watermark).replace(".000Z", "Z"),
             state_rows=sum(s["numRowsTotal"] for s in states) if states else None,
             epoch_ms=took,
             late_rows=self._late,
@@ -184,14 +185,6 @@ def _reports(query: StreamingQuery, newest: tuple[str, int]) -> list[Any]:
 
 def _seconds(iso: str) -> float:
     return datetime.fromisoformat(iso).timestamp()
-
-
-def _iso(milliseconds: int) -> str:
-    try:
-        at = datetime.fromtimestamp(milliseconds / 1000, UTC)
-    except (ValueError, OverflowError, OSError):  # Spark knows years that Python does not
-        return f"{milliseconds} ms"
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z").replace(".000Z", "Z")
 
 
 def as_json(progress: list[QueryProgress]) -> list[dict[str, Any]]:

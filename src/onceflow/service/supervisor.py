@@ -1,4 +1,4 @@
-"""Keep a driver running: the parent process starts it again when that can help.
+"""Keep a driver running: the parent process starts it again when a retry can help.
 
 The supervisor is a process of its own because the driver's Python and its JVM can each hang or die
 alone; ending the driver's process group ends both. An error that a new start cannot fix ends the
@@ -27,7 +27,7 @@ from onceflow.service.journal import Journal
 
 Event = dict[str, Any]
 
-_GIVE_UP_AFTER = 5  # starts in a row without an epoch, though no server was away
+_GIVE_UP_AFTER = 5  # failed starts in a row; those during which a server is away do not count
 _HEALTHY_AFTER = 60.0  # seconds of a started job without input
 _LONGEST_PAUSE = 60.0
 _TICK = 0.25
@@ -50,11 +50,13 @@ class Screen(Protocol):
 
 
 class Supervisor:
-    """Runs a driver until it ends by itself, is stopped, or cannot be helped."""
+    """Runs a driver until it ends by itself, is stopped, or fails for good."""
 
     def __init__(self, arguments: list[str], screen: Screen, *, first_pause: float = 1.0) -> None:
         self._arguments = arguments
-        self._waits = "--once" not in arguments  # with --once, the caller decides what then
+        self._waits = (
+            "--once" not in arguments
+        )  # with --once, the caller decides whether to try again
         self._first_pause = first_pause  # seconds; each further one is twice as long
         self._screen: Screen | None = screen
         self._driver: _Driver | None = None
@@ -162,7 +164,7 @@ class Supervisor:
             self._tell({"event": "stopping", "at_once": self._asked_to_stop > 1})
 
     def _record(self, event: Event) -> None:
-        if self._job is not None and event["event"] != "starting":  # its driver writes that
+        if self._job is not None and event["event"] != "starting":  # the driver writes this event
             Journal(self._job).event(**event)
 
     def _tell(self, event: Event) -> None:

@@ -1,7 +1,7 @@
-"""Read what Spark keeps for a query, without Spark: which epochs, and all that one of them needs.
+"""Read a query's Spark checkpoint, without Spark: its epochs, and all that one of them needs.
 
-What was decided is in the epoch log. Here is what it does not hold: the files of state, what Spark
-notes about them, and the logs of file sources.
+Decisions are in the epoch log. This module reads what the epoch log does not hold: the files of
+state, Spark's notes about them, and the logs of file sources.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from onceflow.spark.state_files import files_of, stores_of
 
 
 class ReadCheckpoint:
-    """A checkpoint of Spark's, of one query. Changes nothing."""
+    """Spark's checkpoint of one query. Changes nothing."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -52,7 +52,7 @@ class ReadCheckpoint:
                 return store
         raise CheckpointRefused(
             f"state {stem} of {partition} is missing",
-            hint="name a newer epoch, or put the checkpoint back from a backup of the home",
+            hint="name a newer epoch, or restore the checkpoint from a backup of the home",
         )
 
     def source_lines(self, decision: Decision) -> dict[str, list[str]]:
@@ -66,5 +66,5 @@ class ReadCheckpoint:
 
 
 def _is_after(path: Path, epoch: int) -> bool:
-    """Did Spark note this about its operators when a later epoch began with other code?"""
+    """Did Spark write this note about its operators in a later epoch, which ran other code?"""
     return path.name.isdigit() and int(path.name) > epoch

@@ -20,7 +20,7 @@ from onceflow.spark.checkpoint import parse_offsets
 from onceflow.spark.file_source_log import batches_in, is_file_offset
 from onceflow.store.posix import make_dirs
 
-Hashes = dict[tuple[int, int, int], str]  # of files, by what tells one from another
+Hashes = dict[tuple[int, int, int], str]  # of files, by `file_identity`
 _OTHER = "take another savepoint"
 
 
@@ -37,16 +37,21 @@ class Cut:
         return self.decisions[-1]
 
 
-def cut_of(query: Query, epoch: int | None = None) -> Cut | None:
-    """The cut at the end of an epoch, by default of the last published one. None if none is."""
-    if epoch is None:
-        decisions = published_decisions(query)
-    else:
-        decisions = [d for d in query.epoch_log().read().decisions if d.epoch <= epoch]
-    if not decisions:
-        return None
-    if epoch is not None and decisions[-1].epoch != epoch:
+def last_cut(query: Query) -> Cut | None:
+    """The cut at the end of the last published epoch. None if no epoch is published."""
+    decisions = published_decisions(query)
+    return _cut(query, decisions) if decisions else None
+
+
+def cut_at(query: Query, epoch: int) -> Cut:
+    """The cut at the end of an epoch. `JobError` if the query has not decided it."""
+    decisions = [d for d in query.epoch_log().read().decisions if d.epoch <= epoch]
+    if not decisions or decisions[-1].epoch != epoch:
         raise JobError(f"epoch {epoch} of {query.job}/{query.name} is not decided")
+    return _cut(query, decisions)
+
+
+def _cut(query: Query, decisions: list[Decision]) -> Cut:
     last, checkpoint = decisions[-1], ReadCheckpoint(query.folder)
     state = checkpoint.state_files(last.epoch, last.state) if last.state else []
     state = [*state, *_keyed_files(query.folder, last)]
@@ -76,22 +81,22 @@ def published_decisions(query: Query) -> list[Decision]:
 
 
 def take_cut(cut: Cut, folder: Path, known: Hashes) -> dict[str, Any]:
-    """Take the files of a cut into a savepoint. `FileNotFoundError` or `CheckpointRefused` if some
-    were removed before."""
+    """Link the files of a cut into a savepoint. `FileNotFoundError` or `CheckpointRefused` if some
+    have been removed."""
     place_files(cut, folder)
-    held = {
+    part = {
         "epoch": cut.decision.epoch,
         "files": _listed(cut, folder, known),
         "sources": cut.sources,
         "decisions": [decision.to_json() for decision in cut.decisions],
     }
-    refuse_incomplete(folder, held)
-    return held
+    refuse_incomplete(folder, part)
+    return part
 
 
 def place_files(cut: Cut, folder: Path) -> None:
-    """Link the files of a cut into a folder, or copy them where that is not possible. They are on
-    the disk when this returns, with the names of their folders."""
+    """Link the files of a cut into a folder, or copy them if links are not possible. When this
+    returns, the files and the names of their folders are on the disk."""
     make_dirs(folder)
     left = [name for name, path in cut.files.items() if not _linked(path, folder / name)]
     if left:
@@ -129,20 +134,21 @@ def refuse_full_disk(needed: int, folder: Path) -> None:
     if needed > free:
         raise DiskFull(
             f"{needed:,} bytes must be copied to {folder}, whose file system has {free:,} left",
-            hint="make space there; where the home is on the same file system nothing is copied",
+            hint="free some space there, or put savepoints/ on the file system of the home, where "
+            "nothing is copied",
         )
 
 
-def refuse_incomplete(root: Path, held: dict[str, Any]) -> None:
-    """Refuse a query's part of a savepoint, in `root`, that lacks something its epoch needs."""
+def refuse_incomplete(root: Path, part: dict[str, Any]) -> None:
+    """Refuse a query's part of a savepoint, in `root`, if its epoch needs more than it has."""
     try:
-        decisions = [Decision.from_json(decision) for decision in held["decisions"]]
+        decisions = [Decision.from_json(decision) for decision in part["decisions"]]
         last = decisions[-1]
         for decision in decisions:
             parse_offsets(decision.offsets, f"epoch {decision.epoch} of {root}")
-        if last.epoch != held["epoch"]:
+        if last.epoch != part["epoch"]:
             raise ValueError(last.epoch)
-        lines = {name: batches_in(entries) for name, entries in held["sources"].items()}
+        lines = {name: batches_in(entries) for name, entries in part["sources"].items()}
     except (KeyError, TypeError, ValueError, IndexError, OnceflowError) as error:
         raise CheckpointRefused(
             f"the decisions of {root} cannot be read: {type(error).__name__}: {error}", hint=_OTHER
@@ -162,7 +168,7 @@ def refuse_incomplete(root: Path, held: dict[str, Any]) -> None:
         raise CheckpointRefused(
             f"{gone[0]} belongs to the state of epoch {last.epoch} and is missing", hint=_OTHER
         )
-    named = {entry["path"] for entry in held["files"]}
+    named = {entry["path"] for entry in part["files"]}
     extra = sorted({str(path.relative_to(root)) for path in taken} - named)
     if extra:
         raise CheckpointRefused(

@@ -11,7 +11,7 @@ from onceflow.protocol.epoch_log import Decision
 from onceflow.protocol.home import JobFolder, Query
 from onceflow.protocol.lineage import Origin, refuse_foreign, target_position
 from onceflow.protocol.retained_decisions import RetainedDecisions
-from onceflow.snapshots.cut import Cut, cut_of
+from onceflow.snapshots.cut import Cut, cut_at
 from onceflow.snapshots.published_history import History
 from onceflow.snapshots.published_rows import Output
 
@@ -26,21 +26,16 @@ class EndingQuery:
         outputs: list[Output],
         cut: tuple[str, Cut] | None,
     ) -> None:
-        """`cut`: its lineage, and the cut. None: the query began after the snapshot, and stays
-        where it is."""
+        """`cut`: its lineage, and the cut. None: the query began after the snapshot, and does not
+        go back."""
         self._folder, self.query, self.outputs = folder, query, outputs
         # The ledgers of exact outputs are read before the log. The job may run while a plan is
-        # made, and what a target has was decided before, so the log knows it.
+        # made, and an epoch is decided before a target has it, so the log knows it.
         self.ledgers = {o.name: self.published(o) for o in outputs if o.exact}
         self.log = query.epoch_log().read()
         self.history = History(folder, query.name, query.lineage)
-        self.lineage, self.cut = cut or (query.lineage, self._last_cut())
-
-    def _last_cut(self) -> Cut:
         assert self.log.last is not None
-        cut = cut_of(self.query, self.log.last.epoch)
-        assert cut is not None
-        return cut
+        self.lineage, self.cut = cut or (query.lineage, cut_at(query, self.log.last.epoch))
 
     def published(self, output: Output) -> Ledger:
         return output.sink.published(self.id(output.name))
@@ -102,8 +97,8 @@ class EndingQuery:
         # Its first epoch may have been published after the ledger was read: then it is there now.
         if self.published(output).position is None:
             raise TargetBehind(
-                f"output {self.query.name}/{output.name}: {output.sink} has nothing of the job "
-                f"any more, which had published up to epoch {decided.previous.epoch} and beyond",
+                f"output {self.query.name}/{output.name}: {output.sink} no longer has anything of "
+                f"the job, which has published epoch {decided.previous.epoch} there",
                 hint="bring back the target as it was, or fork a job with new targets",
             )
 
@@ -114,8 +109,8 @@ class EndingQuery:
             job = self.query.job
             raise JobError(
                 f"epoch {self.epoch} of lineage {self.lineage[:8]} is not part of what "
-                f"{job}/{self.query.name} has published: the job went back behind it since, or it "
-                "is of another job",
+                f"{job}/{self.query.name} has published: the job has gone back to an earlier "
+                "epoch since, or the epoch is of another job",
                 hint="fork a job of its own from it: "
                 f"onceflow fork {job} --as NAME --from SAVEPOINT --outputs DIR",
             )

@@ -13,7 +13,7 @@ from onceflow.protocol.home import JobFolder, Query
 from onceflow.protocol.lineage import Origin
 from onceflow.protocol.step_times import read_times
 from onceflow.snapshots.checkpoint_view import ReadCheckpoint
-from onceflow.snapshots.cut import Cut, cut_of
+from onceflow.snapshots.cut import Cut, cut_at
 from onceflow.snapshots.shapes import Epoch, EpochInput
 from onceflow.spark.state_schema import state_stores
 
@@ -84,7 +84,7 @@ def restorable_decisions(query: Query) -> list[Decision]:
 
 @dataclass(frozen=True)
 class RestorableRange:
-    """The retained epochs of a query, without reading each."""
+    """The retained epochs of a query: how many, the first and the last, without reading each."""
 
     count: int
     first: Decision
@@ -97,7 +97,7 @@ def restorable_range(query: Query) -> RestorableRange | None:
     oldest = log.decisions_around(0)
     if not planned or oldest is None:
         return None
-    followed = oldest[0].epoch + 1 if oldest[0].epoch else 0  # as in `decisions`
+    followed = oldest[0].epoch + 1 if oldest[0].epoch else 0  # as in `restorable_decisions`
     ends = log.decisions_around(max(planned[0], followed))
     if ends is None or ends[0].epoch > ends[1].epoch:
         return None
@@ -115,10 +115,7 @@ def cuts_at(
     for query in folder.queries_of(lineage) if lineage else folder.queries():
         if query.epoch_log().read().last is None:
             continue
-        epoch = _epoch(query, to)
-        cut = cut_of(query, epoch)
-        assert cut is not None
-        found[query.name] = (query.lineage, cut)
+        found[query.name] = (query.lineage, cut_at(query, _epoch(query, to)))
     return found
 
 
@@ -147,7 +144,7 @@ def _time(text: str) -> datetime:
     except ValueError:
         raise JobError(
             f"{text!r} is neither an epoch nor a time",
-            hint="a number, or a time like 2026-11-15T10:00:00Z",
+            hint="give a number, or a time like 2026-11-15T10:00:00Z",
         ) from None
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
@@ -201,16 +198,20 @@ def _about(query: Query, decision: Decision) -> Epoch:
         "state_rows": kept.get("state_rows"),
         "keyed": [
             {
-                "step": step, "rows": stood["rows"], "late": stood["late"],
-                "fired": stood["fired"], "groups": stood["groups"],
-                "watermark_ms": None if stood["watermark"] is None else stood["watermark"] // 1000,
-                "manifest": stood["manifest"],
+                "step": step, "rows": record["rows"], "late": record["late"],
+                "fired": record["fired"], "groups": record["groups"],
+                "watermark_ms": _milliseconds(record["watermark"]),
+                "manifest": record["manifest"],
             }
-            for step, stood in decision.keyed.items()
+            for step, record in decision.keyed.items()
         ],
         "ms": kept.get("ms"),
         "spark_ms": kept.get("spark_ms"),
     }  # fmt: skip
+
+
+def _milliseconds(microseconds: int | None) -> int | None:
+    return None if microseconds is None else microseconds // 1000
 
 
 def _input(decision: Decision, source: str) -> EpochInput:

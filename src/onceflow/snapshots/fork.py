@@ -63,7 +63,7 @@ class Fork:
         return found
 
     def _refuse_overlap(self, move: Move) -> None:
-        """Refuse a folder of another job: readers would see the files of both."""
+        """Refuse a folder that another job writes to: readers would see the files of both."""
         if not os.path.isabs(move.to):
             return  # the name of a table or a topic
         ours = Path(os.path.realpath(move.to))
@@ -106,18 +106,18 @@ class Fork:
         else:
             hint = f"--output {name}=NAME, another {sink.place}"
             raise JobError(
-                f"nothing says where output {name} of the fork goes: {sink} is its parent's",
+                f"output {name} of the fork needs a target: {sink} belongs to its parent",
                 hint=f"{hint}, or --outputs DIR for all" if sink.place == "path" else hint,
             )
         if to == str(target.get(sink.place)):
             raise JobError(
-                f"output {name} of the fork would go to {sink}, which is its parent's",
+                f"output {name} of the fork would go to {sink}, which belongs to its parent",
                 hint=f"name another {sink.place}",
             )
         return Move(query, output, str(sink), to)
 
     def run(self, moves: list[Move], reason: str, facts: Mapping[str, Any]) -> str:
-        """The lineage of the fork."""
+        """Make the fork, and return its lineage."""
         lineage = str(uuid.uuid4())
         origins = {
             query: (Origin(lineage, of, cut.decision.epoch, cut.decision.nonce, of, {}), cut)

@@ -36,8 +36,8 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Looked:
-    """A key that was looked up: its group, and its row if there is one."""
+class KeyLookup:
+    """The result of a look-up: the key, its group, and its row if there is one."""
 
     key: Row
     group: int
@@ -50,11 +50,12 @@ class KeyedState:
 
     query: Query
     decision: Decision
-    epochs: list[int]  # that are retained
+    epochs: list[int]  # the retained ones
     step: str
 
     @property
-    def stood(self) -> Mapping[str, Any]:
+    def record(self) -> Mapping[str, Any]:
+        """What the decision of the epoch says about the step."""
         return self.decision.keyed[self.step]
 
     @property
@@ -63,26 +64,26 @@ class KeyedState:
 
     @property
     def timers(self) -> tuple[str, ...]:
-        return tuple(self.stood["next"])
+        return tuple(self.record["next"])
 
     @cached_property
     def schema(self) -> StoreSchema:
-        keys, values = (arrow_schema(self.stood["schema"][part]) for part in ("keys", "values"))
+        keys, values = (arrow_schema(self.record["schema"][part]) for part in ("keys", "values"))
         return StoreSchema(keys, values, self.timers)
 
     @cached_property
     def kinds(self) -> dict[str, Any]:
         """Column -> its type in Spark's JSON, keys first."""
-        parts = [json.loads(self.stood["schema"][part]) for part in ("keys", "values")]
+        parts = [json.loads(self.record["schema"][part]) for part in ("keys", "values")]
         return {field["name"]: field["type"] for part in parts for field in part["fields"]}
 
     @cached_property
     def manifest(self) -> Manifest:
-        with self._there():
+        with self._explain_missing():
             return manifest_of(self.query.folder, self.decision, self.step)
 
     @contextlib.contextmanager
-    def _there(self) -> Iterator[None]:
+    def _explain_missing(self) -> Iterator[None]:
         """A missing file is damage, unless the job no longer retains the epoch."""
         try:
             yield
@@ -105,7 +106,7 @@ class KeyedState:
             "key": self._columns(self.schema.keys.names),
             "states": self._columns(self._states),
             "timers": list(self.timers),
-            "watermark": self.stood["watermark"],
+            "watermark": self.record["watermark"],
             "groups": manifest.groups,
             "rows": rows,
             "bytes": manifest.bytes(),
@@ -141,11 +142,11 @@ class KeyedState:
 
     def rows(self) -> Iterator[Row]:
         """All keys, in the order of their places."""
-        with self._there():
+        with self._explain_missing():
             for places, keys, values in self._reader().scan():
-                yield from self._told(groups_of(places, self.manifest.groups), keys, values)
+                yield from self._to_rows(groups_of(places, self.manifest.groups), keys, values)
 
-    def look_up(self, text: str) -> Looked:
+    def look_up(self, text: str) -> KeyLookup:
         """Look up one key: the text of its only column, or several as a JSON list or object."""
         given = _key(text, {name: self.kinds[name] for name in self.schema.keys.names})
         columns = [
@@ -155,15 +156,15 @@ class KeyedState:
         keys = pa.Table.from_arrays(columns, schema=self.schema.keys)
         place = places_of(keys)
         group = group_of(int(place[0]), self.manifest.groups)
-        with self._there():
+        with self._explain_missing():
             values, found = self._reader(range(group, group + 1)).look_up(place, keys)
-        row = next(self._told(np.array([group]), keys, values))
-        return Looked(row["key"], group, row if found[0] else None)
+        row = next(self._to_rows(np.array([group]), keys, values))
+        return KeyLookup(row["key"], group, row if found[0] else None)
 
     def _reader(self, groups: range | None = None) -> Reader:
         return Reader(self.folder, self.manifest, self.schema, groups)
 
-    def _told(self, groups: Any, keys: pa.Table, values: pa.Table) -> Iterator[Row]:
+    def _to_rows(self, groups: Any, keys: pa.Table, values: pa.Table) -> Iterator[Row]:
         columns = [*keys.columns, *values.columns]
         table = pa.Table.from_arrays(columns, names=[*keys.column_names, *values.column_names])
         (batch,) = table.combine_chunks().to_batches()
@@ -183,16 +184,14 @@ class KeyedState:
         """Write all rows as Parquet and return their number. An export that fails leaves nothing.
         One that is killed leaves files that say they are not complete."""
         if to.exists() and (not to.is_dir() or any(to.iterdir())):
-            raise JobError(
-                f"{to} is there, and not empty", hint="name a new folder, or one without files"
-            )
+            raise JobError(f"{to} exists and is not empty", hint="name a new or empty folder")
         about = {
             "job": self.query.job, "query": self.query.name, "step": self.step,
             "lineage": self.query.lineage, "epoch": self.decision.epoch,
-            "schema": self.stood["schema"],
+            "schema": self.record["schema"],
         }  # fmt: skip
         try:
-            with self._there(), translate_disk_full(to):
+            with self._explain_missing(), translate_disk_full(to):
                 make_dirs(to)
                 replace_file(to / ABOUT, _document({**about, "rows": None, "complete": False}))
                 rows = dump(self._reader(), to, tell)
@@ -231,10 +230,10 @@ def _key(text: str, kinds: Mapping[str, Any]) -> list[Any]:
 
 
 def _as_key(kinds: Mapping[str, Any]) -> str:
-    told = ", ".join(f"{name} {type_name(kind)}" for name, kind in kinds.items())
+    columns = ", ".join(f"{name} {type_name(kind)}" for name, kind in kinds.items())
     form = json.dumps(dict.fromkeys(kinds, "…"), ensure_ascii=False)
     plain = "its text, or " if len(kinds) == 1 else ""
-    return f"the key is {told}; write {plain}{form}, or the values as a list in that order"
+    return f"the key is {columns}; write {plain}{form}, or the values as a list in that order"
 
 
 def choose_step(
@@ -248,5 +247,7 @@ def choose_step(
     there = ", ".join(f"--query {state.query.name} --step {state.step}" for state in found or steps)
     raise JobError(
         f"job {folder.name} has {'more than one' if found else 'no'} keyed step{named}",
-        hint=f"there are: {there}" if there else "onceflow state list JOB says what there is",
+        hint=f"there are: {there}"
+        if there
+        else f"onceflow state list {folder.name} shows its state",
     )

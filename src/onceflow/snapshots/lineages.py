@@ -22,8 +22,8 @@ def describe_lineages(
     for savepoint in Savepoints(folder).readable():
         body = savepoint.body
         epochs = {query: part["epoch"] for query, part in body["queries"].items()}
-        told: LineageSavepoint = {"name": savepoint.name, "at": body["at"], "epochs": epochs}
-        savepoints.setdefault(body["lineage"], []).append(told)
+        found: LineageSavepoint = {"name": savepoint.name, "at": body["at"], "epochs": epochs}
+        savepoints.setdefault(body["lineage"], []).append(found)
     return [
         {
             **_about(folder, lineage, read),

@@ -30,7 +30,7 @@ def savepoint_summary(savepoint: Savepoint) -> SavepointSummary:
     body = savepoint.body
     return {
         "name": savepoint.name, "job": body["job"], "at": body["at"], "lineage": body["lineage"],
-        "epochs": {name: held["epoch"] for name, held in body["queries"].items()},
+        "epochs": {name: part["epoch"] for name, part in body["queries"].items()},
         "bytes": savepoint.bytes, "files": sum(1 for _ in savepoint.paths()),
         "spark": body["spark"], "code": body["code"], "onceflow": body["onceflow"],
         "who": body.get("who"), "path": str(savepoint.folder.absolute()),
@@ -39,12 +39,12 @@ def savepoint_summary(savepoint: Savepoint) -> SavepointSummary:
 
 def savepoint_details(savepoint: Savepoint) -> dict[str, Any]:
     queries = {}
-    for name, held in savepoint.body["queries"].items():
-        last = Decision.from_json(held["decisions"][-1])
+    for name, part in savepoint.body["queries"].items():
+        last = Decision.from_json(part["decisions"][-1])
         queries[name] = {
-            "epoch": held["epoch"], "decided": last.at, "watermark_ms": last.lowest_watermark,
-            "end": last.end, "files": len(held["files"]),
-            "bytes": sum(entry["bytes"] for entry in held["files"]),
+            "epoch": part["epoch"], "decided": last.at, "watermark_ms": last.lowest_watermark,
+            "end": last.end, "files": len(part["files"]),
+            "bytes": sum(entry["bytes"] for entry in part["files"]),
             "operators": sorted(last.state), "outputs": savepoint.body["outputs"][name],
         }  # fmt: skip
     return {**savepoint_summary(savepoint), "queries": queries}
@@ -66,13 +66,13 @@ def list_savepoints(folder: JobFolder, *, each: bool = False) -> shapes.Savepoin
 def _epochs(query: Query, each: bool) -> RetainedEpochs:
     """The epochs that a query can go back to. Reading each of thousands takes long."""
     found = restorable_range(query)
-    told: RetainedEpochs = {"query": query.name, "count": 0, "first": None, "last": None}
+    epochs: RetainedEpochs = {"query": query.name, "count": 0, "first": None, "last": None}
     if found is not None:
         first, last = _epoch(found.first), _epoch(found.last)
-        told = {"query": query.name, "count": found.count, "first": first, "last": last}
+        epochs = {"query": query.name, "count": found.count, "first": first, "last": last}
     if each:
-        told["epochs"] = [_epoch(decision) for decision in restorable_decisions(query)]
-    return told
+        epochs["epochs"] = [_epoch(decision) for decision in restorable_decisions(query)]
+    return epochs
 
 
 def _epoch(decision: Decision) -> RetainedEpoch:

@@ -1,8 +1,7 @@
-"""Make what begins with a cut: a query of a new lineage, or a whole job (a fork, or a job on a new
-machine).
+"""Make a query of a new lineage, or a whole job (a fork, or a job on a new machine), from a cut.
 
-A job exists as soon as its `job.json` does, which is put last. The same command makes again what a
-command that was killed before has left.
+A job exists as soon as its `job.json` does, which is put last. If a command is killed before that,
+the same command, given again, removes the leftovers and makes the job.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ _MAKING = "making.json"
 
 
 def begin_query(made: Query, cut: Cut, origin: Origin) -> None:
-    """Make the checkpoint of a query at that cut, and the first entry of its log. All of it is on
-    the disk when this returns; files that never change are linked, all others are new."""
+    """Make the checkpoint of a query at that cut, and the first entry of its log. When this
+    returns, all of it is on the disk. Files that never change are linked, all others are new."""
     place_files(cut, made.folder)
     reach("restore.placed")
     for name, lines in cut.sources.items():
@@ -37,7 +36,7 @@ def begin_query(made: Query, cut: Cut, origin: Origin) -> None:
 
 def refuse_taken(folder: JobFolder) -> None:
     if folder.first_lineage() is not None:
-        raise JobError(f"there is a job {folder.name} already", hint="choose another name")
+        raise JobError(f"job {folder.name} exists already", hint="choose another name")
 
 
 def make_job(
@@ -59,7 +58,7 @@ def make_job(
     elif folder.store.list("lineages"):
         raise JobError(
             f"{folder.folder} has lineages and no job.json",
-            hint="put job.json back from a backup of the home",
+            hint="restore job.json from a backup of the home",
         )
     folder.store.put_if_absent(_MAKING, seal("making", folder.name, {"at": now()}))
     reach("job.begun")
@@ -75,9 +74,7 @@ def make_job(
     for query in origins:
         begun = folder.query(lineage, query).epoch_log().read().begun
         if begun is None or begun["origin"]["lineage"] != lineage:
-            raise JobError(
-                f"another command makes job {folder.name} at the same time", hint="try again"
-            )
+            raise JobError(f"another command is creating job {folder.name}", hint="try again")
     if not folder.put_job(lineage, facts):
         refuse_taken(folder)
     reach("job.listed")

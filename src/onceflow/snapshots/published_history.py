@@ -40,8 +40,8 @@ class History:
                     return {"term": 0, "outputs": said[self._query]}
             lineage = None if origin is None else origin.ended
         raise JobError(
-            f"{self._folder.name}/{self._query} was never started here, so nobody has said where "
-            "its outputs go",
+            f"{self._folder.name}/{self._query} was never started here, so its targets are "
+            "not known",
             hint="start the job once",
         )
 
@@ -51,8 +51,8 @@ class History:
         return {**leader.get("former", {}), **leader["outputs"]}
 
     def holds(self, lineage: str, epoch: int, output: str, at: str, published: int) -> bool:
-        """Is that epoch of that lineage among those that the target of an output has? The target is
-        at epoch `published` of lineage `at`."""
+        """Does the target of an output have that epoch of that lineage? The target is at epoch
+        `published` of lineage `at`."""
         origin = Origin.of(self.log(lineage))
         while origin is not None and not origin.is_fork and epoch <= origin.cut:
             lineage = origin.parent  # up to its cut a lineage has the epochs of its parent
@@ -65,9 +65,9 @@ class History:
                 return False
             if origin.is_fork:
                 return lineage == origin.parent and epoch == origin.cut
-            stood = origin.outputs.get(output)
-            if stood is not None and stood.choice == "skip" and epoch > origin.cut:
-                at, published = stood.lineage, min(published, stood.epoch)
+            target = origin.outputs.get(output)
+            if target is not None and target.choice == "skip" and epoch > origin.cut:
+                at, published = target.lineage, min(published, target.epoch)
             else:
                 at, published = origin.parent, min(published, origin.cut)
 
@@ -77,11 +77,11 @@ class History:
             origin = Origin.of(self.log(lineage))
             if origin is None or origin.is_fork or epoch > origin.last_of(output):
                 return lineage
-            stood = origin.outputs.get(output)
-            if stood is not None and epoch == origin.cut:
-                return stood.known
-            skipped = stood is not None and stood.choice == "skip"
-            lineage = stood.lineage if stood and skipped else origin.parent
+            target = origin.outputs.get(output)
+            if target is not None and epoch == origin.cut:
+                return target.known
+            skipped = target is not None and target.choice == "skip"
+            lineage = target.lineage if target and skipped else origin.parent
 
     def run_in(self, lineage: str, first: int, last: int) -> list[tuple[str, int, int]]:
         """The epochs from `first` to `last` of that lineage and of those that it comes from:

@@ -1,4 +1,4 @@
-"""What becomes of the rows of an output that were published after a cut, as a person chose it."""
+"""The choice for rows that an output published after a cut, and what a restore does with them."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def choice_for(choices: Mapping[str, str], query: str, output: str) -> str:
     choice = choices.get(f"{query}/{output}") or choices.get("")
     if choice is None:
         raise JobError(
-            f"nothing is said about the published rows of {query}/{output}",
-            hint=f"--published {' or '.join(CHOICES)}",
+            f"--published does not say what happens to the rows of {query}/{output}",
+            hint=f"add --published {' or '.join(CHOICES)}",
         )
     if choice not in CHOICES:
         raise JobError(

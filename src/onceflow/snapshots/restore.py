@@ -1,8 +1,8 @@
-"""Going back to a cut: a new lineage continues from it, and the old one ends.
+"""Go back to a cut: a new lineage continues from it, and the old one ends.
 
 1. lead and fence the old lineage, like any driver: nobody decides in it any longer
 2. publish what it has decided, so that "published up to" means one thing for each output
-3. make the new lineage: its checkpoint, and the first entry of each log. Nobody knows it yet
+3. make the new lineage: its checkpoint, and the first entry of each log. Nothing refers to it yet
 4. end the old lineage, query by query in the order of their names. The first of these entries is
    the commit point: from here on the job is in the new lineage
 
@@ -81,8 +81,8 @@ class Restore:
         missing = sorted(set(self._cuts) - {q.name for q in queries})
         if missing:
             raise JobError(
-                f"the snapshot has queries that job {self._folder.name} has not: "
-                f"{', '.join(missing)}",
+                f"the snapshot has queries that job {self._folder.name} does not "
+                f"have: {', '.join(missing)}",
                 hint="restore a snapshot of what the job does now; if the job has not decided "
                 f"anything here, remove {self._folder.folder} and restore again",
             )
@@ -99,8 +99,8 @@ class Restore:
         return found
 
     def _read_up_to(self, home: str, reader: str) -> list[int] | None:
-        """How far a query has read a log (`HasReaders`). If it goes back as well, it has read up to
-        its own cut."""
+        """How far a query has read a log (`HasReaders`). A query that goes back as well has read up
+        to its own cut."""
         job, name, source = reader.split("/", 2)
         try:
             queries = {query.name: query for query in JobFolder(home, job).queries()}
@@ -115,12 +115,12 @@ class Restore:
     # -------------------------------------------------------------- running it
 
     def run(self, facts: Mapping[str, Any]) -> str:
-        """Go back. The result is the new lineage; `facts` are recorded in it."""
+        """Go back, and return the new lineage, in which `facts` are recorded."""
         lease = Lease(self._folder.folder / "lease", self._folder.name)
         try:
             lease.acquire()
-        except LeaseHeld as held:
-            raise LeaseHeld(held.message, hint=f"onceflow stop {self._folder.name}") from held
+        except LeaseHeld as error:
+            raise LeaseHeld(error.message, hint=f"onceflow stop {self._folder.name}") from error
         try:
             return self._run(lease, facts)
         finally:
@@ -165,7 +165,7 @@ class Restore:
         return child
 
     def _publish(self, ending: EndingQuery, output: Output, term: int) -> None:
-        """As every opening does: fence the ledger, and publish what was decided last. A target that
+        """Do as every opening does: fence the ledger, and publish the last decision. A target that
         the lineage has not touched yet stays as it is, because its position is known."""
         whole, last, query = ending.id(output.name), ending.log.last, ending.query
         assert last is not None
@@ -233,7 +233,7 @@ class Restore:
         return {"parent": cuts, **about, **facts}
 
     def _sweep(self) -> None:
-        """Remove lineages of restores that were killed. Nobody makes one while we lead."""
+        """Remove lineages that killed restores left. Nobody makes one while we lead."""
         known = set(self._folder.lineages())
         for name in self._folder.store.list("lineages"):
             if name not in known:
@@ -242,7 +242,7 @@ class Restore:
 
 def finish_restore(folder: JobFolder, lease: Lease) -> None:
     """End all queries of a lineage whose first one has ended: a restore was killed in between.
-    What they decided is published. Nobody else removes what they staged."""
+    All that they decided is published. Nobody else removes their staged files."""
     for lineage in folder.lineages()[-2:-1]:
         queries = folder.queries_of(lineage)
         for query in queries:

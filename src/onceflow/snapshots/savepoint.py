@@ -15,8 +15,8 @@ from onceflow.snapshots.cut import Cut, refuse_incomplete, sha256
 from onceflow.spark.versions import SUPPORTED
 from onceflow.store.posix import unseal
 
-FORMAT = 1  # of what a manifest says
-_COPY = "put it back from a copy of the savepoint, or use another one"
+FORMAT = 1  # of the manifest
+_COPY = "restore it from a copy of the savepoint, or use another savepoint"
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Savepoint:
 
     @property
     def identity(self) -> dict[str, str]:
-        """What a lineage that was restored from it records."""
+        """What a lineage records that was restored from it."""
         return {"name": self.name, "id": str(self.body["folder"])}
 
     @property
@@ -57,39 +57,38 @@ class Savepoint:
         return sum(entry["bytes"] for _, entry in self.paths())
 
     def paths(self) -> Iterator[tuple[Path, dict[str, Any]]]:
-        for query, held in self.body["queries"].items():
-            for entry in held["files"]:
+        for query, part in self.body["queries"].items():
+            for entry in part["files"]:
                 yield self.folder / self.body["folder"] / query / entry["path"], entry
 
     def cuts(self) -> dict[str, tuple[str, Cut]]:
         """Query -> the lineage of its cut, and the cut."""
         found = {}
-        for query, held in self.body["queries"].items():
+        for query, part in self.body["queries"].items():
             root = self.folder / self.body["folder"] / query
-            files = {entry["path"]: root / entry["path"] for entry in held["files"]}
-            decisions = [Decision.from_json(decision) for decision in held["decisions"]]
-            found[query] = (str(self.body["lineage"]), Cut(decisions, held["sources"], files))
+            files = {entry["path"]: root / entry["path"] for entry in part["files"]}
+            decisions = [Decision.from_json(decision) for decision in part["decisions"]]
+            found[query] = (str(self.body["lineage"]), Cut(decisions, part["sources"], files))
         return found
 
     def refuse_other_job(self, job: str) -> None:
         if self.body["job"] != job:
             raise JobError(
                 f"{self.folder} is a savepoint of job {self.body['job']}, not of {job}",
-                hint="name that job; its targets know it by its name",
+                hint="name that job: its targets identify it by its name",
             )
 
     def verify(self) -> None:
-        """Check every file byte by byte, and that a job could start from them here.
-
-        `Damaged` or `CheckpointRefused` if not."""
+        """Check every byte of every file, and that a job could start from them here. If not:
+        `Damaged` or `CheckpointRefused`."""
         refuse_other_spark(self.body.get("spark"), f"savepoint {self.name!r}")
         for path, entry in self.paths():
             if not path.is_file():
                 raise Damaged(f"{path} is missing", hint=_COPY)
             if path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
-                raise Damaged(f"{path} is not what it was when the savepoint was made", hint=_COPY)
-        for query, held in self.body["queries"].items():
-            refuse_incomplete(self.folder / self.body["folder"] / query, held)
+                raise Damaged(f"{path} has changed since the savepoint was made", hint=_COPY)
+        for query, part in self.body["queries"].items():
+            refuse_incomplete(self.folder / self.body["folder"] / query, part)
 
 
 def refuse_unknown(body: dict[str, Any], where: str) -> None:
@@ -104,7 +103,7 @@ def refuse_unknown(body: dict[str, Any], where: str) -> None:
 
 
 def refuse_other_spark(made: str | None, what: str) -> None:
-    """Only the minor version of Spark that wrote state reads it."""
+    """Refuse state of another minor version of Spark, which cannot read it."""
     here, known = installed_spark(), ", ".join(f"{a}.{b}" for a, b in SUPPORTED)
     if made is None:
         return
@@ -116,8 +115,8 @@ def refuse_other_spark(made: str | None, what: str) -> None:
     if here is not None and _minor(here) != _minor(made):
         minor = ".".join(map(str, _minor(made)))
         raise CheckpointRefused(
-            f"{what} was made by Spark {made}, and this is Spark {here}: a savepoint is supported "
-            "by the minor version of Spark that made it, and no other",
+            f"{what} was made by Spark {made}, and this is Spark {here}: only the minor "
+            "version of Spark that made a savepoint can read it",
             hint=f"restore it with Spark {minor}: pip install 'pyspark=={minor}.*'",
         )
 

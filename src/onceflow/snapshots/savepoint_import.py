@@ -31,7 +31,7 @@ from onceflow.snapshots.savepoint import Savepoint
 
 
 class SavepointImport:
-    """Planned and then run, like a `Restore`."""
+    """An import of a savepoint, planned and then run, like a `Restore`."""
 
     def __init__(self, folder: JobFolder, savepoint: Savepoint, choices: Mapping[str, str]) -> None:
         savepoint.refuse_other_job(folder.name)
@@ -48,11 +48,11 @@ class SavepointImport:
 
     def _outputs(self) -> Iterator[tuple[str, Output, Position]]:
         for query, targets in self._savepoint.body["outputs"].items():
-            held = self._savepoint.body["queries"].get(query)
-            if held is not None:
+            part = self._savepoint.body["queries"].get(query)
+            if part is not None:
                 for name, target in targets.items():
                     choice = choice_for(self._choices, query, name)
-                    cut = Position(held["known"][name], held["epoch"])
+                    cut = Position(part["known"][name], part["epoch"])
                     yield query, Output.of(query, name, target, choice), cut
 
     def _check(self, query: str, output: Output, cut: Position, ledger: Ledger) -> int:
@@ -80,7 +80,7 @@ class SavepointImport:
         return at.epoch
 
     def run(self, facts: Mapping[str, Any]) -> str:
-        """The lineage."""
+        """Make the job, and return its lineage."""
         lease = Lease(self._folder.folder / "lease", self._folder.name)
         lease.acquire()
         try:
@@ -119,10 +119,10 @@ class SavepointImport:
         starts = self._savepoint.body["starts"]
         make_job(self._folder, origins, starts, about=about, facts={})
         for query, output, _ in self._outputs():
-            self._bring(query, output, *origins[query], term)
+            self._move_ledger(query, output, *origins[query], term)
         return lineage
 
-    def _bring(self, query: str, output: Output, origin: Origin, cut: Cut, term: int) -> None:
+    def _move_ledger(self, query: str, output: Output, origin: Origin, cut: Cut, term: int) -> None:
         decided = cut.decision.outputs.get(output.name)
         if not output.exact or decided is None:
             return

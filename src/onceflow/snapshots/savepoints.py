@@ -35,7 +35,7 @@ from onceflow.faults.points import reach
 from onceflow.protocol.holds import MANIFEST, Holds
 from onceflow.protocol.home import JobFolder, Query, now
 from onceflow.protocol.lineage import Origin
-from onceflow.snapshots.cut import Hashes, cut_of, file_identity, published_decisions, take_cut
+from onceflow.snapshots.cut import Hashes, file_identity, last_cut, published_decisions, take_cut
 from onceflow.snapshots.published_history import History
 from onceflow.snapshots.savepoint import FORMAT, Savepoint
 from onceflow.store.names import check_name
@@ -128,8 +128,8 @@ class Savepoints:
                 # 3. list
                 lineage = queries[0].lineage
                 histories = {query: History(self._job, query, lineage) for query in copied}
-                for query, held in copied.items():
-                    held["known"] = _known(histories[query], lineage, held["epoch"])
+                for query, part in copied.items():
+                    part["known"] = _known(histories[query], lineage, part["epoch"])
                 number = 1 + max((other.number for other in others), default=0)
                 body = {
                     "format": FORMAT, "job": self._job.name, "name": name, "at": now(),
@@ -149,14 +149,14 @@ class Savepoints:
 
     def refuse_taken(self, name: str) -> None:
         if self._exists(name):
-            raise JobError(f"there is a savepoint {name!r} already", hint="choose another name")
+            raise JobError(f"savepoint {name!r} exists already", hint="choose another name")
 
     def _hold(self, name: str, folder: Path) -> list[Query]:
         """Record what this savepoint will need, so that no driver frees it meanwhile.
 
-        A driver looks for holds after it has decided the epoch whose sweep frees something. So it
-        keeps the decisions if that epoch was not decided yet when the hold was there. Otherwise a
-        newer epoch is held.
+        A driver looks for holds after it has decided the epoch whose sweep frees something. So if
+        that epoch was not decided yet when the hold was written, the driver keeps the decisions.
+        Otherwise this holds a newer epoch.
         """
         while True:
             lineage = self._job.lineage()
@@ -174,14 +174,14 @@ class Savepoints:
                 return decided
 
     def _copy(self, query: Query, folder: Path, known: Hashes) -> dict[str, Any]:
-        """Retried with a newer epoch if files are removed before they are linked."""
+        """Link a cut; take a newer one if files are removed before they are linked."""
         for _ in range(_TRIES):
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(FileNotFoundError, CheckpointRefused):
-                cut = cut_of(query)
+                cut = last_cut(query)
                 assert cut is not None
                 return take_cut(cut, folder, known)
-        cut = cut_of(query)  # says what is missing, if it still is
+        cut = last_cut(query)  # names the missing file, if it is still missing
         raise CheckpointRefused(
             f"files of {query.job}/{query.name} are removed again and again before they are "
             f"linked, last those of epoch {cut.decision.epoch if cut else '?'}",
@@ -197,7 +197,7 @@ class Savepoints:
         folder = self._holds.folder_of(name)
         self._store.delete(f"{name}/{MANIFEST}")  # from here on it is not there
         reach("savepoint.unlisted")
-        if folder is not None:  # else it is damaged, and swept when nobody writes there
+        if folder is not None:  # else it is damaged; a later `create` removes it
             _remove(self._root / name / folder)
 
     def _refuse_needed(self, name: str) -> None:
@@ -222,33 +222,32 @@ class Savepoints:
         files itself, and the job can go back to its own retained epochs or a newer savepoint.
         """
         known = self._job.lineages()
-        for lineage in self._store_of_job("lineages"):
+        for lineage in sorted(self._job.store.list("lineages")):
             if self._job.store.read(f"lineages/{lineage}/lineage.json") is None:
                 continue  # its restore was killed before the lineage was recorded
             if lineage not in known:
-                if not self._given_up(lineage):
+                if not self._is_given_up(lineage):
                     yield lineage
-            elif lineage == known[-1] and any(map(_waits, self._job.queries_of(lineage))):
+            elif lineage == known[-1] and any(
+                map(_has_published_nothing, self._job.queries_of(lineage))
+            ):
                 yield lineage
 
-    def _store_of_job(self, folder: str) -> list[str]:
-        return sorted(self._job.store.list(folder))
-
-    def _given_up(self, lineage: str) -> bool:
+    def _is_given_up(self, lineage: str) -> bool:
         """Was its restore killed before the commit point, and has the job decided epochs since?"""
         for query in self._job.queries_of(lineage):
             origin = Origin.of(query.epoch_log().read())
             if origin is not None:
                 last = self._job.query(origin.ended, query.name).epoch_log().read().last
-                stood = max((stood.epoch for stood in origin.outputs.values()), default=-1)
-                if last is not None and last.epoch > stood:
+                reached = max((target.epoch for target in origin.outputs.values()), default=-1)
+                if last is not None and last.epoch > reached:
                     return True
         return False
 
 
 def _creation(savepoint: Savepoint | OnceflowError) -> tuple[int, str]:
-    """Orders savepoints by their numbers, because clocks are set. Those that were made before
-    savepoints had numbers come first, by their times."""
+    """The order of creation: by number, because clocks can be set back. Savepoints from before
+    there were numbers come first, by their times."""
     if not isinstance(savepoint, Savepoint):
         return -1, ""
     return savepoint.number, str(savepoint.body["at"])
@@ -282,7 +281,7 @@ def _last_epoch(query: Query) -> int:
     return -1 if last is None else last.epoch
 
 
-def _waits(query: Query) -> bool:
+def _has_published_nothing(query: Query) -> bool:
     """Has this query of a restored lineage published nothing of its own yet?"""
     log = query.epoch_log().read()
     origin, last = Origin.of(log), log.last

@@ -20,7 +20,7 @@ from onceflow.protocol.home import JobFolder
 from onceflow.protocol.keyed_runner import FOLDER
 from onceflow.protocol.lease import Lease
 from onceflow.protocol.lineage import Origin
-from onceflow.snapshots.cut import Cut, cut_of
+from onceflow.snapshots.cut import Cut, cut_at
 from onceflow.snapshots.keyed_state_view import KeyedState
 from onceflow.snapshots.published_history import History
 from onceflow.snapshots.published_rows import OutputPlan
@@ -48,61 +48,62 @@ class StateImport(Restore):
         again = [a for a in found if a.choice == "skip" and a.published > a.cut]
         if again:
             raise JobError(
-                f"epochs {again[0].cut + 1} to {again[0].published} of {again[0].query} are yet to "
-                "be run again after a restore, and with another state their rows would differ",
+                f"epochs {again[0].cut + 1} to {again[0].published} of {again[0].query} must "
+                "still run again after a restore, and with another state their rows would differ",
                 hint="start the job first, so that it runs them; or roll back to the same epoch "
-                "with --published rewind, and import then",
+                "with --published rewind, then import",
             )
         return found
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """An import that is ready: its state is made, and no lineage uses it yet."""
+class PreparedImport:
+    """An import that is ready: its state is written, and no lineage uses it yet."""
 
     restore: StateImport
     loaded: LoadResult
-    state: KeyedState  # that it replaces
+    state: KeyedState  # the one that it replaces
 
 
 @contextlib.contextmanager
-def prepared(
+def prepared_import(
     folder: JobFolder, state: KeyedState, source: Path, tell: Tell = lambda _: None
-) -> Iterator[Prepared]:
+) -> Iterator[PreparedImport]:
     """Prepare the import of the files at `source` for the step of `state`, which is that of the
     last decided epoch. Refuses rows and columns that do not fit. Changes nothing."""
     _refuse_running(folder)
     query, last, step = state.query, state.decision, state.step
     tag = f"{query.lineage[:8]}-{last.epoch}-{last.term}-{uuid.uuid4().hex[:8]}-imported"
-    with _alone(folder.folder / _MAKING) as place:
+    with _folder_for_one(folder.folder / _MAKING) as place:
         loaded = load(
             source,
             place,
             state.schema,
-            state.stood["groups"],
+            state.record["groups"],
             prefix=tag,
             epoch=last.epoch,
-            now=max(last.now, state.stood["watermark"] or 0),
+            now=max(last.now, state.record["watermark"] or 0),
             scratch=place / "scratch",
             tell=tell,
         )
         crc = loaded.manifest.write(place, f"{tag}.json")
-        cut = cut_of(query, last.epoch)
-        assert cut is not None
-        cut = _with(cut, step, place, {"manifest": f"{tag}.json", "crc": crc}, loaded)
+        named = {"manifest": f"{tag}.json", "crc": crc}
+        cut = _with_state(cut_at(query, last.epoch), step, place, named, loaded)
         restore = StateImport(
             folder,
             {query.name: (query.lineage, cut)},
-            {"": "skip", **_pending(folder)},
+            {"": "skip", **_pending_choices(folder)},
             f"import of the state of {step} from {source}",
         )
-        yield Prepared(restore, loaded, state)
+        yield PreparedImport(restore, loaded, state)
 
 
-def _with(cut: Cut, step: str, place: Path, named: Mapping[str, object], loaded: LoadResult) -> Cut:
+def _with_state(
+    cut: Cut, step: str, place: Path, named: Mapping[str, object], loaded: LoadResult
+) -> Cut:
     """The same cut, with another state of the step."""
-    stood = {**cut.decision.keyed[step], **named, "next": loaded.earliest}
-    decision = replace(cut.decision, keyed={**cut.decision.keyed, step: stood})
+    record = {**cut.decision.keyed[step], **named, "next": loaded.earliest}
+    decision = replace(cut.decision, keyed={**cut.decision.keyed, step: record})
     names = [str(named["manifest"]), *sorted(loaded.manifest.run_names())]
     inside = f"{FOLDER}/{step}/"
     files = {name: path for name, path in cut.files.items() if not name.startswith(inside)}
@@ -110,7 +111,7 @@ def _with(cut: Cut, step: str, place: Path, named: Mapping[str, object], loaded:
     return Cut([*cut.decisions[:-1], decision], cut.sources, files)
 
 
-def _pending(folder: JobFolder) -> dict[str, str]:
+def _pending_choices(folder: JobFolder) -> dict[str, str]:
     """The choices of a restore whose lineage has not been opened yet: they still hold."""
     found: dict[str, str] = {}
     for query in folder.queries():
@@ -118,15 +119,15 @@ def _pending(folder: JobFolder) -> dict[str, str]:
         if origin is not None:
             known = History(folder, query.name, query.lineage).targets()
             found |= {
-                f"{query.name}/{output}": stood.choice
-                for output, stood in origin.outputs.items()
+                f"{query.name}/{output}": was.choice
+                for output, was in origin.outputs.items()
                 if output in known
             }
     return found
 
 
 def _refuse_running(folder: JobFolder) -> None:
-    """Refuse a job that runs before the work begins: the restore would refuse it at the end."""
+    """Refuse a running job before the work begins. The restore would refuse it only at the end."""
     lease = Lease(folder.folder / "lease", folder.name)
     holder = lease.holder()
     if holder is not None and lease.alive(holder):
@@ -136,16 +137,19 @@ def _refuse_running(folder: JobFolder) -> None:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[Path]:
-    """A folder for one import alone. Removes what an import that was killed has left."""
+def _folder_for_one(folder: Path) -> Iterator[Path]:
+    """A folder for one import at a time. Removes what a killed import left.
+
+    It need not survive a power cut: the restore links its files into the new lineage, and syncs
+    them and their new names there, before it ends the old lineage."""
     make_dirs(folder)
-    held = os.open(folder, os.O_RDONLY)
+    lock = os.open(folder, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise JobError(
-                f"another import of job {folder.parent.name} is under way",
+                f"another import of job {folder.parent.name} is running",
                 hint="wait until it has ended",
             ) from None
         for left in folder.iterdir():
@@ -157,4 +161,4 @@ def _alone(folder: Path) -> Iterator[Path]:
         finally:
             shutil.rmtree(place, ignore_errors=True)
     finally:
-        os.close(held)
+        os.close(lock)

@@ -37,7 +37,7 @@ class EpochState:
 
     query: Query
     decision: Decision
-    epochs: list[int]  # that are retained
+    epochs: list[int]  # the retained ones
     files: list[Path]
 
     @property
@@ -56,9 +56,9 @@ class EpochState:
     def bytes(self, store: StateStore) -> int:
         """The bytes of all files that this store is loaded from."""
         folders = {self.query.folder / store.folder(n) for n in range(store.partitions)}
-        held = [f for f in self.files if f.parent in folders or f.parent.parent in folders]
+        files = [f for f in self.files if f.parent in folders or f.parent.parent in folders]
         total = 0
-        for file in held:
+        for file in files:
             with contextlib.suppress(FileNotFoundError):
                 total += file.stat().st_size
         return total
@@ -67,20 +67,21 @@ class EpochState:
         self, spark: Any, store: StateStore, *, key: str | None, limit: int
     ) -> list[dict[str, Any]]:
         epoch = self.decision.epoch
-        with self._alone() as checkpoint:
+        with self._checkpoint() as checkpoint:
             try:
                 return state_rows(spark, checkpoint, store, epoch, key=key, limit=limit)
             except OnceflowError:
                 raise
-            except Exception as error:  # of Spark: the edge
+            except Exception as error:  # of Spark
                 raise CheckpointRefused(
                     f"Spark cannot read operator {store.operator}, store {store.name} of "
                     f"{self.query.job}/{self.query.name} after epoch {epoch}: {readable(error)}",
-                    hint="look at another epoch: onceflow state list JOB says which are retained",
+                    hint="choose another epoch: "
+                    f"onceflow state list {self.query.job} shows the retained ones",
                 ) from error
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[Path]:
+    def _checkpoint(self) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="onceflow-state-") as name:
             root = Path(name)
             for file in self.files:
@@ -136,22 +137,22 @@ def _state(folder: JobFolder, query: Query, epoch: int | None) -> EpochState:
     return EpochState(place, decision, sorted(known), files if decision.state else [])
 
 
-def choose_stores(found: list[EpochState], operator: int | None, store: str | None) -> list[
+def choose_stores(found: list[EpochState], operator: int | None, name: str | None) -> list[
     tuple[EpochState, StateStore]
 ]:  # fmt: skip
     """The chosen stores. `JobError` that lists all if there is none."""
-    every = [(state, held) for state in found for held in state.stores]
+    every = [(state, store) for state in found for store in state.stores]
     if not every:
         names = ", ".join(state.query.name for state in found)
         raise JobError(
             f"{names} keeps no state that can be shown",
-            hint="onceflow state list JOB says what does",
+            hint="onceflow state list JOB shows what keeps state",
         )
     chosen = [
-        (state, held) for state, held in every
-        if operator in (None, held.operator) and store in (None, held.name)
+        (state, store) for state, store in every
+        if operator in (None, store.operator) and name in (None, store.name)
     ]  # fmt: skip
     if not chosen:
-        there = ", ".join(f"--operator {held.operator} --store {held.name}" for _, held in every)
+        there = ", ".join(f"--operator {store.operator} --store {store.name}" for _, store in every)
         raise JobError("no state of that operator and store", hint=f"there are: {there}")
     return chosen
