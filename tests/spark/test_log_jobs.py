@@ -363,7 +363,7 @@ def test_a_log_that_was_replaced_or_set_back_is_noticed(world: World, tmp_path: 
         world.live()
     shutil.rmtree(world.root / "in")
     world.create().append(numbers(0, 50))
-    with pytest.raises(OutOfRange, match="another log"):
+    with pytest.raises(OutOfRange, match="is not the log that the job has read"):
         world.live()
     assert world.out() == list(range(20))
 
@@ -494,7 +494,7 @@ def test_what_does_not_fit_the_log_is_refused_before_anything_is_staged(world: W
     with pytest.raises(SchemaMismatch, match="id is long, the target has string"):
         world.live()
     shutil.rmtree(world.root / "out")
-    with pytest.raises(JobError, match="_offset, _appended_at has a name that every log has"):
+    with pytest.raises(JobError, match="_offset, _appended_at has a name that the log uses itself"):
         world.live(Log(world.root / "in"), name="meta")
 
 

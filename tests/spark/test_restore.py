@@ -533,7 +533,7 @@ def test_a_writer_does_not_take_back_what_a_reader_has_read(world: World) -> Non
     savepoint, of_reader = world.savepoint("one"), Savepoints(readers).create("one", {})
     world.add()
     live()
-    with pytest.raises(JobError, match=r"reader/copy/log of .* has read rows that would be taken"):
+    with pytest.raises(JobError, match=r"reader/copy/log of .* has read rows that this would take"):
         world.restore(savepoint).plan()
     Restore(readers, of_reader.cuts(), {"": "rewind"}, "back").run({})
     world.go_back(savepoint)

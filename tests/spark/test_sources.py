@@ -130,7 +130,7 @@ def test_a_source_that_cannot_work_is_refused_when_it_is_made(
 
 def test_a_folder_and_columns_must_be_there(world: World, spark: SparkSession) -> None:
     for source, says in (
-        (Files(world.folder), "is empty, so its columns cannot be seen"),
+        (Files(world.folder), "is empty, so its columns are not known"),
         (Files(world.root / "nowhere", schema=SCHEMA), "there is no such folder"),
         (Files(world.root / "nowhere", format="csv", schema=SCHEMA), "there is no such folder"),
         (Files(world.folder, schema="id lung"), "schema 'id lung' cannot be read"),

@@ -155,7 +155,7 @@ def test_a_log_has_the_default_columns_unless_told(run: Run) -> None:
     [
         (["--schema", "a lng"], "'lng' is not a type"),
         (["--schema", "a long, A long"], "twice"),
-        (["--schema", "_offset long"], "a name that every log has"),
+        (["--schema", "_offset long"], "a name that the log uses itself"),
         (["--partitions", "0"], "1 to 1024 partitions"),
         (["--key", "nope"], "no column nope"),
         (["--retain", "7 fortnights"], "is not a time"),

@@ -185,8 +185,8 @@ def test_an_output_folder_is_not_taken_for_a_log(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("facts", "says"),
     [
-        ({"schema": "_offset long"}, "_offset has a name that every log has"),
-        ({"schema": "_Appended_At long"}, "has a name that every log has"),
+        ({"schema": "_offset long"}, "_offset has a name that the log uses itself"),
+        ({"schema": "_Appended_At long"}, "has a name that the log uses itself"),
         ({"schema": "a long, A string"}, "twice"),
         ({"schema": pa.schema([("a", pa.int64()), ("a", pa.int64())])}, "twice"),
         ({"schema": pa.schema([])}, "no columns"),
@@ -690,7 +690,7 @@ def test_an_append_that_found_no_space_has_done_nothing_or_all(
             outcomes.add("nothing")
         else:
             known += more
-            outcomes.add("all, but" if "keeping house failed" in caplog.text else "all")
+            outcomes.add("all, but" if "housekeeping failed" in caplog.text else "all")
         filler.unlink()
         assert sorted(ids(EmbeddedLog(log.path))) == known
         assert unused_files(log.refresh()) == set()

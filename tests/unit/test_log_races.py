@@ -500,7 +500,7 @@ def test_in_any_order_every_append_is_there_once_and_whole(
 ) -> None:
     for seed in seeds(3):
         Story(tmp_path / str(seed), seed, kill=kill, lose=lose).play(trims=trims)
-        assert "keeping house failed" not in caplog.text
+        assert "housekeeping failed" not in caplog.text
 
 
 # ---------------------------------------------------------------- threads and processes

@@ -281,7 +281,7 @@ def test_a_reader_of_another_log_that_was_here_is_named(tmp_path: Path) -> None:
     hold(log.path, reader("counts/q/lines", [1, 1]))
     append(log, *[2] * 10)  # housekeeping fails, not the append
     assert ids(log) == list(range(20))
-    with pytest.raises(JobError, match=r"counts/q/lines .*read another log .*with 2 partitions"):
+    with pytest.raises(JobError, match=r"counts/q/lines .*read an older log .*with 2 partitions"):
         trim(log, [8])
     forget(log.path, "counts")
     trim(log, [8])

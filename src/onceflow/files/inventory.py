@@ -1,6 +1,6 @@
-"""What a folder must hold, in a few bytes: how many files, and a digest of their names.
+"""The published files of a folder in a few bytes: their number, and a digest of their names.
 
-A listing of the folder is compared with it, so nobody has to read which files the commits list.
+A start compares a listing of the folder with it, so it need not read which files the commits list.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MODULUS = 2**128
 
 @dataclass(frozen=True)
 class Inventory:
-    """The order of the names does not count."""
+    """It does not depend on the order of the names."""
 
     files: int = 0
     digest: int = 0  # the sum of the digests of the names

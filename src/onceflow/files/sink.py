@@ -34,16 +34,16 @@ _JSON_TIMES = {
 class _OutputFolder(FolderState):
     """The commits of an output folder: one output owns it.
 
-    A commit of type "inventory" says which files are published, after a drop or where the roll-up
-    of an older onceflow does not say it, and that the files of all drops before it are removed.
+    A commit of type "inventory" records which files are published, after a drop or if the roll-up
+    of an older onceflow lacks it, and that the files of all drops before it are removed.
     """
 
     owner: str
     schema: str
     layout: str
-    drops: list[list[int]]  # by commit: the epochs above which it took back all before it
-    stood: dict[str, int]  # lineage -> the last epoch of it that stands
-    inventory: Inventory | None  # the published files; None: only the commits themselves tell
+    drops: list[list[int]]  # [commit, epoch]: it took back all earlier epochs above that one
+    stood: dict[str, int]  # lineage -> its last epoch that was not taken back
+    inventory: Inventory | None  # of the published files; None: read the commits instead
 
     def restarted(self, body: dict[str, Any]) -> None:
         self.owner = next(iter(self.ledgers), "")
@@ -77,7 +77,7 @@ class _OutputFolder(FolderState):
         return {"number": number, "epoch": entry.get("epoch", -1), "files": entry["files"]}
 
     def stands(self, commit: Commit) -> bool:
-        """Epochs are numbered through from one lineage to the next."""
+        """Epochs are numbered through all lineages."""
         number, epoch = commit["number"], commit["epoch"]
         return not any(number < drop and epoch > above for drop, above in self.drops)
 
@@ -86,12 +86,12 @@ class Files(FolderSink):
     """Every row of a decided epoch is in the folder exactly once, in files that never change.
 
     A plain reader of the folder (`spark.read.parquet`, DuckDB) sees rows of decided epochs only,
-    but in the middle of a publish perhaps a part of the newest epoch, and it takes the values of
-    `by` columns from folder names, where the empty string and null are the same. `Files.read`
-    sees whole epochs only, with every value as it was written.
+    but during a publish perhaps a part of the newest epoch, and it takes the values of `by` columns
+    from folder names, where the empty string and null are the same. `Files.read` sees whole epochs
+    only, with every value as it was written.
 
-    `by` makes sub-folders (`country=NL/`); the columns stay in the files too. `roll` is about how
-    large a file may become before the next one is begun.
+    `by` makes sub-folders (`country=NL/`); the columns stay in the files too. `roll` is the
+    approximate size at which the next file begins.
     """
 
     kind = "files"
@@ -117,7 +117,7 @@ class Files(FolderSink):
         self._folder = _OutputFolder()
         self._commit_log = CommitLog(self.path, "output folder", self._folder)
         self._fenced_term: int | None = None
-        self._json_bytes_per_row = 200.0  # until the first epoch tells
+        self._json_bytes_per_row = 200.0  # measured from the first epoch on
         for name in self.by:
             if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
                 raise JobError(
@@ -174,7 +174,7 @@ class Files(FolderSink):
         if strange and self.published(output).term == self._fenced_term:
             raise TargetForeign(
                 f"something else wrote into {self.path}: {_some(sorted(strange))}",
-                hint="move these files away: readers would take them for published rows",
+                hint="move these files away: readers would read them as published rows",
             )
 
     def stage(self, staged: Staged) -> tuple[Committable, ...]:
@@ -239,7 +239,7 @@ class Files(FolderSink):
             )
 
     def _take_inventory(self) -> None:
-        """Remove the files of what was taken back, and note which files are left."""
+        """Remove the files of rows that were taken back, and record which files are left."""
         commits, folder = _published(self.path)
         for commit in commits.published():
             if not folder.stands(commit):
@@ -249,7 +249,7 @@ class Files(FolderSink):
         found = Inventory().plus(file["path"] for file in commits.files())
 
         def make() -> Commit | None:
-            """None: somebody else came in between; the next start takes an inventory."""
+            """None: another program committed meanwhile; the next start takes an inventory."""
             if self._folder.position != folder.position:
                 return None
             return {"type": "inventory", "inventory": found.as_json()}
@@ -290,7 +290,7 @@ class Files(FolderSink):
 
     @staticmethod
     def read(spark: SparkSession, path: str | os.PathLike[str]) -> DataFrame:
-        """The published rows, whole epochs only, as they are at this moment."""
+        """The rows that are published at this moment, whole epochs only."""
         from pyspark.sql.types import StructType
 
         root = Path(os.path.abspath(path))
@@ -306,7 +306,7 @@ class Files(FolderSink):
         paths = [str(root / file["path"]) for file in files]
         if not paths:
             return spark.createDataFrame([], schema)
-        # The paths are files, so nothing is taken from the names of folders.
+        # The paths are files, so Spark takes no values from the names of folders.
         reader = spark.read.schema(schema).options(**AS_WRITTEN, recursiveFileLookup="true")
         if folder.layout.startswith("json"):
             return reader.options(**_JSON_TIMES).json(paths)
@@ -328,12 +328,12 @@ def published_files(path: Path) -> list[dict[str, Any]]:
 def _refuse_other_size(path: Path, size: int) -> None:
     found = path.stat().st_size if path.exists() else None
     if found != size:
-        says = "is missing" if found is None else f"has {found} bytes, published were {size}"
+        says = "is missing" if found is None else f"has {found} bytes, but {size} were published"
         raise Damaged(f"{path} {says}", hint="put the file back from a backup")
 
 
 def _refuse_maps(schema: str, target: str) -> None:
-    """JSON has text for keys only, and Spark does not read them back as anything else."""
+    """Keys in JSON are text, and Spark cannot read them back as anything else."""
     wrong = [
         f"{name} ({kind})"
         for name, kind in columns(schema).items()

@@ -1,4 +1,4 @@
-"""A folder that grows: Parquet, JSON lines or CSV files, each read once."""
+"""A folder to which files are added: Parquet, JSON lines or CSV, each read once."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class Files(Source):
     """Every row of every file that appears in the folder is read exactly once.
 
-    A file that changes after it appeared is not noticed: write it elsewhere, then move it in.
-    Sub-folders are read too; nothing is taken from their names (no partition columns).
+    The source does not notice if a file changes after it appeared: write it elsewhere, then move it
+    in. Sub-folders are read too; their names do not become partition columns.
 
     JSON (one object a line) and CSV need `schema`. A line that does not fit it stops the job
     with file and line (`on_bad="stop"`), or goes to the sink that `on_bad` names, as
@@ -61,7 +61,7 @@ class Files(Source):
             raise JobError(f"on_bad={on_bad!r} is neither 'stop' nor a sink")
         if format == "parquet" and on_bad != "stop":
             raise JobError(
-                "a Parquet file is readable or it is not: it has no rows to reject",
+                "a Parquet file has no rows to reject: on_bad= is for JSON and CSV",
                 hint='leave on_bad="stop"',
             )
         if header and format != "csv":
@@ -86,8 +86,8 @@ class Files(Source):
             return reader.parquet(self.path)
         rows = self._lines(spark, name)
         if self.on_bad == "stop":
-            # In the filter for queries that read no column, in the row for those that filter:
-            # Spark may move their filters below ours.
+            # In the filter, for queries that read no column, and in the row, for queries with
+            # filters: Spark may move their filters below ours.
             rows = rows.where(F.when(F.col("bad"), _stop("boolean")).otherwise(F.lit(True)))
             good = F.when(F.col("bad"), _stop(self._schema())).otherwise(F.col("row"))
             rows = rows.withColumn("row", good)
@@ -116,7 +116,7 @@ class Files(Source):
         return self._parse_json(lines) if self.format == "json" else self._parse_csv(lines)
 
     def _without_header(self, whole: DataFrame) -> DataFrame:
-        """If the header names other columns, every line of the file is in doubt, it included."""
+        """If the header names other columns, every line of the file is bad, the header too."""
         from pyspark.sql import functions as F
 
         names = ",".join(self._schema().fieldNames())
@@ -137,7 +137,7 @@ class Files(Source):
 
         fields = with_corrupt(self._schema()).fields
         names = ", ".join(f"{quoted(f.name)} {f.dataType.simpleString()}" for f in fields)
-        options = {**OPTIONS, "escape": '"'}  # a quote in quotes is doubled, as RFC 4180 has it
+        options = {**OPTIONS, "escape": '"'}  # a quote in quotes is doubled, as in RFC 4180
         lines = lines.withColumn("parsed", F.from_csv("record", names, options))
         quotes = F.length("record") - F.length(F.replace(F.col("record"), F.lit('"'), F.lit("")))
         good = (
@@ -161,7 +161,7 @@ class Files(Source):
             return self._schema()
         if not any(Path(self.path).glob("**/*.parquet")):
             raise JobError(
-                f"{self} is empty, so its columns cannot be seen",
+                f"{self} is empty, so its columns are not known",
                 hint='name them: Files(path, schema="id long, at timestamp")',
             )
         return spark.read.option("recursiveFileLookup", "true").parquet(self.path).schema
@@ -171,12 +171,12 @@ class Files(Source):
             raise JobError(f"{self}: there is no such folder", hint="create it; it may be empty")
         if re.search(r"[\[\]{}*?\\]", self.path):
             raise JobError(
-                f"{self}: Spark takes *, ?, [, ], {{, }} and \\ in a path for a pattern",
+                f"{self}: Spark reads *, ?, [, ], {{, }} and \\ in a path as a pattern",
                 hint="rename the folder",
             )
-        # By default files a week older than the newest one would be left out.
+        # By default Spark skips files that are a week older than the newest one.
         reader = spark.readStream.name(name).option("maxFileAge", "36500d")
-        # Else files in sub-folders are left out, and names like a[1] double other files.
+        # Otherwise Spark skips sub-folders, and reads files twice because of names like a[1].
         reader = reader.option("recursiveFileLookup", "true")
         if self.max_files_per_epoch:
             reader = reader.option("maxFilesPerTrigger", self.max_files_per_epoch)
@@ -190,7 +190,7 @@ def _stop(kind: str | DataType) -> Column:
 
 
 def bad_line(place: dict[str, Any]) -> BadInput:
-    """Which line of which file a task stopped at."""
+    """The error for the line at which a task stopped."""
     file = unquote(urlparse(place["file"]).path)
     record = place["record"]
     return BadInput(

@@ -1,16 +1,16 @@
 """The numbered commits of a folder: the ledger of every output, and which files are published.
 
     <folder>/_commits/<n>.json           one commit: fence(term), epoch(position, files), …
-    <folder>/_commits/rollup-<n>.json    what the commits up to n came to; names manifests
+    <folder>/_commits/rollup-<n>.json    the state after commit n; names manifests
     <folder>/_manifests/*.json           the files of a range of commits; never changes
 
-A reader takes the newest roll-up, the files of its manifests, and those of the commits above it.
-Manifests form a tree: `_FAN_OUT` of a level are named by one of the next level, so a roll-up
+A reader reads the newest roll-up, the files of its manifests, and those of the commits above it.
+Manifests form a tree: a manifest of one level names `_FAN_OUT` of the level below, so a roll-up
 stays small and reading the head costs the same however old the folder is.
 
-A roll-up stands at every so many commits and follows from the commits alone. So all who roll up
-at once, or late, write the same; what one of them has in memory is what the others wrote; and a
-manifest that a newer roll-up does not name is one that nobody will ever name again.
+Roll-ups are written at fixed numbers of commits and depend on the commits alone. So programs that
+roll up at the same time, or late, write the same; the state in the memory of one is what the others
+wrote; and if a newer roll-up does not name a manifest, no later one will.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class _Ledger:
 
 
 class Forgotten(Damaged):
-    """A manifest was let go of on purpose while we looked: nobody can read what it lists."""
+    """A manifest was removed on purpose meanwhile: nobody can read the rows of its files."""
 
 
 class FolderState:
-    """What the commits of a folder come to. Kinds of folders add what is theirs."""
+    """The state of a folder that its commits add up to. Subclasses add state of their own."""
 
-    forgotten = 0  # commits up to here may no longer be listed
+    forgotten = 0  # manifests may no longer list commits up to here
 
     def __init__(self, *, keep: bool = False) -> None:
         self._keep = keep
@@ -68,7 +68,7 @@ class FolderState:
         self.position = self.rolled_up = position
         self.ledgers = {name: _read_ledger(said) for name, said in body.get("ledgers", {}).items()}
         self.manifests: list[Reference] = list(body.get("manifests", ()))
-        self.recent: list[Commit] = []  # with files, above the roll-up; if asked to keep them
+        self.recent: list[Commit] = []  # with files, above the roll-up; only with `keep`
         self.restarted(body)
 
     def apply(self, number: int, entry: Commit) -> None:
@@ -94,7 +94,7 @@ class FolderState:
 
     def roll_up(self) -> dict[str, Any]:
         said = {name: _write_ledger(ledger) for name, ledger in self.ledgers.items()}
-        own = self.rolled()  # it may let go of manifests
+        own = self.rolled()  # it may drop manifests
         return {
             "number": self.position, "ledgers": said, "manifests": self.manifests, **own,
         }  # fmt: skip
@@ -102,20 +102,20 @@ class FolderState:
     # -------------------------------------------------------------- of a kind of folder
 
     def restarted(self, body: dict[str, Any]) -> None:
-        """Take from a roll-up what `rolled` put there."""
+        """Read from a roll-up the values that `rolled` put there."""
 
     def applied(self, number: int, entry: Commit) -> None:
-        """Take in one more commit. Raises `Damaged` if it cannot follow."""
+        """Apply one more commit. Raises `Damaged` if it cannot follow."""
 
     def rolled(self) -> dict[str, Any]:
         return {}
 
     def stamp(self) -> str:
-        """What tells the commits and manifests of this folder from those of another."""
+        """A text that distinguishes commits and manifests of this folder from those of others."""
         return ""
 
     def kept(self, number: int, entry: Commit) -> Commit:
-        """What a manifest keeps of a commit that has files."""
+        """The part of a commit with files that a manifest keeps."""
         return {"files": entry["files"]}
 
     def stands(self, commit: Commit) -> bool:
@@ -123,12 +123,12 @@ class FolderState:
         return True
 
     def summary(self) -> dict[str, Any]:
-        """What a reference to a manifest says, so that readers can pass it by."""
+        """Facts in a reference to a manifest, by which readers can skip it."""
         return {}
 
 
 class CommitLog:
-    """Appends commits, and finds the files that they published."""
+    """Appends commits, and lists the files that they published."""
 
     def __init__(self, path: Path, kind: str, state: FolderState) -> None:
         self.path = path
@@ -150,8 +150,8 @@ class CommitLog:
     # -------------------------------------------------------------- appending
 
     def append(self, make: Callable[[], Commit | None]) -> Commit | None:
-        """Put the commit that `make` gives for the head as it stands; it is asked again whenever
-        somebody came first. None: there is nothing left to append."""
+        """Put the commit that `make` returns for the current head. It is called again whenever
+        another program put its commit first. None: there is nothing left to append."""
         self.catch_up()
         nonce = uuid.uuid4().hex
         while (commit := make()) is not None:
@@ -159,13 +159,9 @@ class CommitLog:
             number = self.state.position + 1
             commit |= {"number": number, "of": self.state.stamp()}
             put = self.numbered.put(number, commit)
-            if (
-                put is Put.LOST
-                and (self.numbered.entry(number) or {}).get("nonce") == commit["nonce"]
-            ):
-                put = (
-                    Put.COVERED if self.numbered.is_covered(number) else Put.WON
-                )  # our answer got lost
+            found = self.numbered.entry(number) if put is Put.LOST else None
+            if found is not None and found.get("nonce") == commit["nonce"]:  # it was our own put
+                put = Put.COVERED if self.numbered.is_covered(number) else Put.WON
             if put is Put.WON:
                 return commit
             self.catch_up()
@@ -184,7 +180,7 @@ class CommitLog:
         return self.state.ledger(output)
 
     def publish(self, publication: Publication, target: str, make: Callable[[], Commit]) -> Outcome:
-        """Compare and set: the commit that `make` gives, if the ledger agrees."""
+        """Compare and set: append the commit that `make` returns, if the ledger allows it."""
         facts = {
             "type": "epoch", "output": publication.output, "lineage": publication.lineage,
             "epoch": publication.epoch, "term": publication.term,
@@ -201,7 +197,7 @@ class CommitLog:
     # -------------------------------------------------------------- roll-ups and manifests
 
     def roll_up(self, *, every: int, slack: int = 0) -> bool:
-        """Roll up at every `every`th commit as soon as `slack` more are there. True: it was us.
+        """Roll up at every `every`th commit, once there are `slack` more. True if we wrote one.
 
         File lists go into manifests that never change, so a roll-up stays small."""
         if self.state.position + 1 - self.state.rolled_up < every + slack:
@@ -215,7 +211,7 @@ class CommitLog:
         return wrote
 
     def _roll_up_next(self, every: int) -> bool | None:
-        """None: it is not time yet, or somebody else is at it. False: somebody else was first."""
+        """None: it is not time yet, or another program does it. False: another one was first."""
         log, view = self.numbered, type(self.state)()
         named = _Named(log, view)
         base = log.newest_roll_up()
@@ -254,7 +250,7 @@ class CommitLog:
         store, path = self.numbered.store, f"_manifests/{name}"
         if not store.put_if_absent(path, data) and store.read(path) not in (data, None):
             raise Damaged(
-                f"{store.where(path)} is of other commits: those of {self.path} were set back",
+                f"{store.where(path)} belongs to other commits: those of {self.path} were set back",
                 hint="bring back the whole folder as it was (its newest copy)",
             )
         return {"name": name, "level": level, "first": first, "last": last, **view.summary()}
@@ -272,21 +268,21 @@ class CommitLog:
         return unseal(data, _MANIFEST, _subject(name, self.state), where)
 
     def published(self, wanted: Callable[[Reference], bool] | None = None) -> Iterator[Commit]:
-        """The commits with files, oldest first; only those of manifests that are `wanted`."""
+        """The commits with files, oldest first. Skips manifests that are not `wanted`."""
         for reference in self.state.manifests:
             yield from self._published(reference, wanted)
         yield from self.state.recent
 
     def remembered(self, wanted: Callable[[Reference], bool] | None = None) -> Iterator[Commit]:
-        """The same, without those that are forgotten while we look."""
+        """The same, without commits whose manifests are removed meanwhile."""
         for reference in self.state.manifests:
             with suppress(Forgotten):
                 yield from self._published(reference, wanted)
         yield from self.state.recent
 
     def commit_with(self, paths: set[str], *, since: int) -> Commit | None:
-        """The commit above `since` that has one of these files, whose names are unique: a put that
-        landed may be rolled up by others before who put it looks at it."""
+        """The commit above `since` that has one of these files, whose names are unique. Others may
+        have rolled up a commit before the program that put it looks for it."""
         for commit in self.remembered(lambda reference: reference["last"] > since):
             if any(file["path"] in paths for file in commit["files"]):
                 return commit
@@ -298,7 +294,7 @@ class CommitLog:
         return [file for commit in standing for file in commit["files"]]
 
     def newest(self) -> Iterator[Commit]:
-        """The commits with files, newest first; nothing older is read than what is taken."""
+        """The commits with files, newest first. Reads manifests only as the caller needs them."""
         yield from reversed(self.state.recent)
         left = list(self.state.manifests)
         while left:
@@ -317,7 +313,7 @@ class CommitLog:
             yield from self._published(below, wanted)
 
     def sweep(self) -> None:
-        """Remove what killed puts and roll-ups left behind."""
+        """Remove files that killed puts and roll-ups left behind."""
         self._sweep_puts()
         self.catch_up()
         self.numbered.prune()
@@ -336,7 +332,7 @@ class CommitLog:
 
 @dataclass(frozen=True)
 class _Named:
-    """`FolderState` as a view of the log that names the file when something is wrong with it."""
+    """`FolderState` as a view of the log. Its errors name the damaged file."""
 
     numbered: NumberedLog
     state: FolderState
@@ -360,7 +356,7 @@ class _Named:
 
 
 class _Covered(Exception):
-    """A newer roll-up covers some of what was read: its name may have been freed and taken."""
+    """A newer roll-up covers an entry that was read: its name may have been freed and reused."""
 
 
 @contextmanager
@@ -374,7 +370,7 @@ def _naming(where: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Range:
-    """Which commits a manifest lists, as its name says."""
+    """The range of commits that a manifest lists, from its name."""
 
     level: int
     first: int
@@ -382,14 +378,14 @@ class _Range:
 
     @classmethod
     def of(cls, manifest: str) -> _Range | None:
-        """None: it is no manifest."""
+        """None if it is not a manifest."""
         parts = manifest.removesuffix(".json").split("-")
         if len(parts) != 3 or not all(part.isdecimal() for part in parts):
             return None
         return cls(*map(int, parts))
 
     def is_below(self, top: _Range) -> bool:
-        """Is it `top`, or of its tree? Roll-ups stand at fixed commits, so ranges say it."""
+        """Is it `top`, or in its tree? Roll-ups have fixed numbers, so the ranges show it."""
         inside = top.first <= self.first and self.last <= top.last
         return inside and self.level <= top.level
 
@@ -400,7 +396,7 @@ def _subject(manifest: str, commits: FolderState) -> str:
 
 
 def _one_level(references: list[Reference]) -> list[Reference]:
-    """The newest references, as far back as they are of one level."""
+    """The newest references that have the same level."""
     found: list[Reference] = []
     for reference in reversed(references):
         if found and reference["level"] != found[0]["level"]:

@@ -1,16 +1,17 @@
-"""What sinks share whose target is a folder with numbered commits: `Files` and `Log`.
+"""The base of sinks whose target is a folder with numbered commits: `Files` and `Log`.
 
 Publishing renames the staged files to their final names and then puts one commit, which lists
-them and carries the ledger entry. Rename moves the only copy, so a driver that comes
-second finds nothing, and checks the final name.
+them and carries the ledger entry. Rename moves the only copy, so a second driver finds no staged
+file, and checks the final one.
 
-Adding (the weaker guarantees) brings files of its own, with a mark in their names:
+Adding (the weaker guarantees) uses new links to the staged files, with a mark in their names:
 
-1. mark    `_adding/<mark>`, an empty file that says whose these files are
-2. move    the files to their final names
-3. commit  unless a newer term is in the ledger; then the mark goes
+1. mark    create `_adding/<mark>`, an empty file that names the driver's term
+2. move    move the files to their final names
+3. commit  put the commit, unless the ledger has a newer term; then remove the mark
 
-So an opening removes what an older term marked and did not commit: behind its fence it never will.
+So each start removes the files that an older term marked and did not commit: after the fence of the
+newer term it never will.
 """
 
 from __future__ import annotations
@@ -54,38 +55,38 @@ from onceflow.store.posix import fsync_dir, fsync_file, make_dirs, translate_dis
 class FolderSink(Sink, CanStage, CanPartition, CanAdd, CanRewind, CanCleanUp):
     """Publishes each decided epoch exactly once, as files in a folder.
 
-    It does not promise an order among the rows of an epoch.
+    The rows of an epoch have no order.
     """
 
     place = "path"
     path: Path
     _commit_log: CommitLog
-    _renames: bool | None = None  # from where rows are staged; None: not tried yet
+    _renames: bool | None = None  # can staged files be renamed? None: not tried yet
 
     @abstractmethod
     def _final(self, publication: Publication, number: int) -> Path:
-        """Where file `number` of the epoch goes, the same at every call."""
+        """The final path of file `number` of the epoch, the same at every call."""
 
     @abstractmethod
     def _commit(self, publication: Publication) -> Commit:
-        """What the commit of this epoch says beside the ledger, for the head as it stands."""
+        """The content of the commit of this epoch beside the ledger, for the current head."""
 
     @abstractmethod
     def _listed(self) -> set[str]:
-        """The published files, all of them, as they are at this moment."""
+        """All files that are published at this moment."""
 
     def _own(self, folder: str) -> Path:
-        """A folder that readers pass by. No other output has anything there."""
+        """A folder that readers ignore and no other output uses."""
         return self.path / folder
 
     @property
     def _copies(self) -> Path:
-        """For what was staged on another file system."""
+        """For files that were staged on another file system."""
         return self._own("_staged")
 
     @property
     def _marks(self) -> Path:
-        """Of the calls of `add` that are under way."""
+        """For the marks of `add`."""
         return self._own("_adding")
 
     def _entry(self, publication: Publication, number: int) -> dict[str, Any]:
@@ -108,7 +109,7 @@ class FolderSink(Sink, CanStage, CanPartition, CanAdd, CanRewind, CanCleanUp):
         return files
 
     def _can_rename_from(self, folder: Path) -> bool:
-        """Not between file systems, nor between two mounts of one: so it is tried."""
+        """Try it: rename fails between file systems, and between two mounts of one."""
         if self._renames is None:
             name = f"_try-{uuid.uuid4().hex}"
             (folder / name).touch()
@@ -125,8 +126,8 @@ class FolderSink(Sink, CanStage, CanPartition, CanAdd, CanRewind, CanCleanUp):
         return self._renames
 
     def _copy(self, file: Committable, tag: str) -> Committable:
-        """Onto the target's own file system, so that publishing can rename it."""
-        folder = self._copies / tag / file.partition  # Spark's names repeat in each
+        """Copy to the file system of the target, so that publishing can rename the file."""
+        folder = self._copies / tag / file.partition  # names repeat in each partition
         make_dirs(folder)
         copy = folder / (os.path.basename(file.path) + ".staged")
         with translate_disk_full(copy):
@@ -143,8 +144,8 @@ class FolderSink(Sink, CanStage, CanPartition, CanAdd, CanRewind, CanCleanUp):
         self._commit_log.sweep()
 
     def _sweep_added(self, below_term: int) -> None:
-        """Remove files that older terms moved and did not commit. Their staged files are swept, so
-        they can move no more of them."""
+        """Remove files that older terms moved and did not commit. Their staged files are already
+        removed, so they cannot move others."""
         names = os.listdir(self._marks) if self._marks.is_dir() else []
         marks = [name for name in names if 0 < _term(name) < below_term]
         if not marks:
@@ -182,7 +183,7 @@ class FolderSink(Sink, CanStage, CanPartition, CanAdd, CanRewind, CanCleanUp):
         return outcome
 
     def add(self, publication: Publication) -> None:
-        """Every call brings files of its own, so that nothing hangs on those of another."""
+        """Every call uses links of its own, so that it does not depend on other calls."""
         mark = self._marks / f"{publication.term}-{uuid.uuid4().hex[:16]}"
         try:
             mine = replace(
@@ -215,15 +216,15 @@ class FolderSink(Sink, CanStage, CanPartition, CanAdd, CanRewind, CanCleanUp):
         self._drop_copies(publication)
 
     def _was_added(self, mine: Publication, *, since: int) -> bool:
-        """Although our put seemed to be lost. No ledger tells, so the files do."""
+        """Did a put that seemed lost take effect? There is no ledger, so look for our files."""
         paths = {self._entry(mine, number)["path"] for number in range(len(mine.files))}
         if self._commit_log.commit_with(paths, since=since) is not None:
             return True
         if paths and self._commit_log.state.forgotten > since:
             raise PublishUnknown(
                 f"{self}: it cannot be known whether epoch {mine.epoch} was added: this driver "
-                "was paused, and rows up to where it stood were trimmed since",
-                hint="the job is opened again and does what the output's guarantee says",
+                "was paused, and the log was trimmed beyond its rows meanwhile",
+                hint="onceflow opens the job again, and then follows the guarantee of the output",
             )
         return False
 
@@ -237,7 +238,7 @@ class FolderSink(Sink, CanStage, CanPartition, CanAdd, CanRewind, CanCleanUp):
             raise
 
     def _move(self, publication: Publication) -> None:
-        """Rename moves the only copy: a driver that comes second checks the final name."""
+        """Rename moves the only copy, so a second driver checks the final file."""
         touched = set()
         for number, file in enumerate(publication.files):
             final = self._final(publication, number)
@@ -260,7 +261,7 @@ class FolderSink(Sink, CanStage, CanPartition, CanAdd, CanRewind, CanCleanUp):
             fsync_dir(parent)
 
     def _drop_copies(self, publication: Publication) -> None:
-        """The folders of copies that were renamed away."""
+        """Remove the folders whose copies were moved."""
         for file in publication.files:
             if Path(file.path).is_relative_to(self._copies):
                 tag = Path(file.path).relative_to(self._copies).parts[0]
@@ -275,7 +276,7 @@ def _linked(file: Committable, mark: str) -> Committable:
 
 
 def _term(mark: str) -> int:
-    """Of the driver that made this mark; 0 if it is none."""
+    """The term of the driver that made this mark; 0 if it is not a mark."""
     found = re.fullmatch(r"(\d+)-[0-9a-f]{16}", mark)
     return int(found[1]) if found else 0
 
@@ -289,8 +290,8 @@ def data_files(root: Path) -> Iterator[str]:
 
 
 def _bring(file: Committable, final: Path) -> None:
-    """Rename; where it was another mount when the epoch was decided, what a rename does. Who comes
-    second finds the final name."""
+    """Rename the file. If it is on another mount by now, copy it with the same effect: a second
+    driver finds the final name."""
     try:
         os.rename(file.path, final)
         return

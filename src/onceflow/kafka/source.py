@@ -91,7 +91,7 @@ class Kafka(Source):
             raise JobError(f"on_bad={on_bad!r} is neither 'stop' nor a sink")
         if on_bad != "stop" and value is None and key is None:
             raise JobError(
-                "on_bad is for messages that are parsed; value and key are plain bytes here",
+                "key and value are bytes, which are not parsed: there are no rows to reject",
                 hint='say how to parse them: Kafka(…, value="id long, name string"), or "string"',
             )
         settings_of_driver = for_driver(self._settings)

@@ -1,9 +1,9 @@
 """Append to a log: all rows in one commit, or none of them.
 
-1. name    the segments that will be written, in a journal, so that a dead producer's are removed
-2. write   the segments, with names of their own; nobody sees them
-3. commit  put the commit behind the head; who loses the put finds other offsets for the same
-           segments and tries again, having looked whether its own put had landed after all
+1. name    note the names of the segments in a journal, so that those of a dead producer are removed
+2. write   write the segments under unique names; nobody sees them
+3. commit  put the commit behind the head; a producer that loses the put checks whether its own put
+           took effect after all; if not, it tries again with other offsets for the same segments
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ SEGMENT_ROWS = 1_000_000
 
 @dataclass(frozen=True)
 class Appended:
-    """What an append did: its commit, and how many rows. `already`: it had been done before.
+    """The result of an append: its commit, and the number of rows. `already`: an earlier append of
+    this producer had the same sequence and rows.
 
-    `commit` is None if this append has made none: there were no rows, or it had been done.
+    `commit` is None if this append made none: there were no rows, or it was done before.
     """
 
     commit: int | None
@@ -53,7 +54,7 @@ def append(
     """See `EmbeddedLog.append`."""
     if bool(producer) != (sequence is not None) or "/" in producer:
         raise JobError(
-            f"producer {producer!r} with sequence {sequence}: both or neither, and no '/'",
+            f"producer {producer!r} with sequence {sequence}: give both or neither, without '/'",
             hint='append(rows, producer="import", sequence=7)',
         )
     log.refresh()
@@ -68,7 +69,7 @@ def append(
                 nonlocal number, tried
                 if tried is None:
                     tried = log.view.position
-                else:  # a put that landed may be rolled up by others before we looked at it
+                else:  # others may have rolled up our own commit before we look for it
                     number = _commit_with(log, written, tried, known=bool(producer))
                 if number is not None:
                     return None
@@ -98,7 +99,7 @@ def _commit_with(
     log: LogReader, written: list[dict[str, Any]], since: int, *, known: bool
 ) -> int | None:
     """The commit above `since` that has these segments.
-    `known`: if it is no longer listed, the ledger says so."""
+    `known`: if it is no longer listed, the ledger still has it."""
     paths = {file["path"] for file in written}
     found = log.commit_log.commit_with(paths, since=since)
     if found is not None:
@@ -106,7 +107,7 @@ def _commit_with(
     if paths and not known and log.refresh().view.forgotten > since:
         raise PublishUnknown(
             f"{log}: it cannot be known whether the rows were appended: this producer was "
-            "paused, and rows up to where it stood were trimmed since",
+            "paused, and the log was trimmed beyond them meanwhile",
             hint="check the log for the rows; with producer= and sequence= a retry is safe",
         )
     return None
@@ -151,7 +152,7 @@ def _already(log: LogReader, producer: str, sequence: int, digest: str) -> bool:
     what = "with other rows" if last == sequence else f"and is at {last}"
     raise Fenced(
         f"producer {producer!r} has appended sequence {sequence} to {log} before, {what}: "
-        "two producers use one name, or the input has changed",
+        "two producers use one name, or the input changed",
         hint="give every producer a name of its own, and every batch a higher sequence",
     )
 

@@ -1,7 +1,7 @@
-"""Producers at work on a log, so that what a dead one left can be removed.
+"""The segments that producers are writing, so that those of dead producers can be removed.
 
-A producer holds a lock on a file of its own in which the names of its segments stand, and removes
-the file when it is done. A file without a lock is a dead producer's: the segments in it that no
+A producer locks a file of its own that lists the names of its segments, and removes the file when
+it is done. A file without a lock belongs to a dead producer: of the segments in it, those that no
 commit names are removed. A paused producer still holds its lock.
 """
 
@@ -22,7 +22,7 @@ _FOLDER = "_appending"
 
 
 class AppendJournal:
-    """Hands out names for segments; removes what was written unless it was committed."""
+    """Gives names to segments, and notes them until the segments are committed."""
 
     def __init__(self, log: Path, position: int) -> None:
         self._log = log
@@ -39,7 +39,7 @@ class AppendJournal:
             while True:
                 self._file = open(self._path, "wb", buffering=0)
                 fcntl.flock(self._file, fcntl.LOCK_EX)
-                if self._path.exists():  # else somebody took it for a dead producer's
+                if self._path.exists():  # else a sweep took it for a dead producer's
                     break
                 self._file.close()
         try:
@@ -66,13 +66,13 @@ class AppendJournal:
         self._kept = True
 
     def __exit__(self, *_: object) -> None:
-        if self._kept:  # else `sweep` looks: the commit may be there although putting it failed
+        if self._kept:  # else `sweep` checks: the commit may exist although the put failed
             self._path.unlink(missing_ok=True)
         self._file.close()
 
 
 def sweep(path: Path, log: LogReader) -> None:
-    """Remove what dead producers left behind."""
+    """Remove the segments of dead producers."""
     try:
         left = os.listdir(path / _FOLDER)
     except FileNotFoundError:
@@ -83,19 +83,19 @@ def sweep(path: Path, log: LogReader) -> None:
             with open(journal, encoding="utf-8") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not os.path.samestat(os.fstat(file.fileno()), journal.stat()):
-                    continue  # its producer has begun another one under this name
+                    continue  # another producer has created a new one under this name
                 _sweep_one(path, log, file.read().splitlines())
                 journal.unlink(missing_ok=True)
         except (BlockingIOError, FileNotFoundError):
-            continue  # alive, or done in between
+            continue  # its producer is alive, or was done meanwhile
         except ValueError:
-            continue  # not a producer's
+            continue  # not the file of a producer
 
 
 def _sweep_one(path: Path, log: LogReader, lines: list[str]) -> None:
     if not lines:
         return
-    # A line that a full disk cut off names nothing: its segment was not begun.
+    # Ignore a line that a full disk cut off: its segment was not begun.
     position, names = int(lines[0]), {name for name in lines[1:] if name.endswith(".parquet")}
     log.refresh()
     for commit in log.commit_log.remembered(lambda reference: reference["last"] > position):

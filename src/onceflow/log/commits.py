@@ -1,12 +1,12 @@
-"""What the commits of a log come to: its schema, the offsets in use, and what was taken away.
+"""The state of a log that its commits add up to: schema, offsets in use, and removed rows.
 
-| commit | what it says |
+| commit | meaning |
 |---|---|
 | create | id, schema, partitions, key, retention |
 | fence, epoch | the ledger of a job's output; an epoch adds segments |
 | append | segments that a producer added without a job |
-| trim | offsets below these are gone for readers |
-| clean | the files of these offsets are removed |
+| trim | readers can no longer read below these offsets |
+| clean | the files below these offsets are removed |
 | drop | an output took rows back: these segments are gone; their offsets are never used again |
 """
 
@@ -41,7 +41,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a log is created with."""
+    """The settings with which a log is created."""
 
     id: str
     schema: str  # Spark's JSON
@@ -68,13 +68,13 @@ class LogState(FolderState):
     next: Offsets
     low: Offsets  # the earliest offsets that can be read
     cleaned: Offsets  # files below are removed
-    at: int  # of the newest commit; never goes back, whatever clocks do
+    at: int  # of the newest commit; never goes back, even if a clock does
     created_at: int
     appended_at: int  # of the newest commit that added rows; 0 if none did
     bytes: int  # of all segments ever added
     removed: int  # bytes of the segments whose files are removed
-    trimmed_at: int  # of the newest commit that a trim took rows from
-    forgotten: int  # commits up to here may no longer be listed: their rows were trimmed
+    trimmed_at: int  # of the newest commit from which a trim removed rows
+    forgotten: int  # manifests may no longer list commits up to here: their rows were trimmed
     dropped: list[Dropped]
 
     def restarted(self, body: dict[str, Any]) -> None:
@@ -96,18 +96,16 @@ class LogState(FolderState):
             self.restarted({"facts": entry["facts"], "at": at, "created_at": at})
             return
         if self.facts is None or entry["of"] != self.facts.id:
-            raise Damaged("it belongs to another log", hint="put back the log's own commits")
+            raise Damaged("it belongs to another log", hint="put back the commits of this log")
         following = self._following(entry)
         self.at = max(self.at, entry.get("at", 0))
         self.removed += entry.get("removed", 0)
         match entry["type"]:
             case "trim":
-                self.low = [max(pair) for pair in zip(self.low, entry["below"], strict=True)]
+                self.low = later(self.low, entry["below"])
                 self.trimmed_at = max(self.trimmed_at, entry["last"])
             case "clean":
-                self.cleaned = [
-                    max(pair) for pair in zip(self.cleaned, entry["below"], strict=True)
-                ]
+                self.cleaned = later(self.cleaned, entry["below"])
                 self.dropped = [d for d in self.dropped if d.end > self.cleaned[d.partition]]
             case "drop":
                 self.dropped += [Dropped(number, *drop) for drop in entry["drop"]]
@@ -117,7 +115,7 @@ class LogState(FolderState):
         self.bytes += sum(file["bytes"] for file in entry.get("files", ()))
 
     def _following(self, entry: Commit) -> Offsets:
-        """The next offsets behind a commit, which must begin where the log ends."""
+        """The next offsets after a commit, which must begin where the log ends."""
         following = list(self.next)
         for file in entry.get("files", ()):
             partition = file["partition"]
@@ -132,7 +130,7 @@ class LogState(FolderState):
 
     def rolled(self) -> dict[str, Any]:
         assert self.facts is not None
-        # Nobody can read below `cleaned`, so what lies below need not be named.
+        # Nobody can read below `cleaned`, so manifests of older rows are dropped.
         named = [ref for ref in self.manifests if not covers(self.cleaned, ref["next"])]
         gone = [ref["last"] for ref in self.manifests if ref not in named]
         self.manifests, self.forgotten = named, max([self.forgotten, *gone])
@@ -173,6 +171,11 @@ def covers(offsets: Offsets, others: Offsets) -> bool:
     return all(mine >= other for mine, other in zip(offsets, others, strict=True))
 
 
+def later(offsets: Offsets, others: Offsets) -> Offsets:
+    """The later offset of each partition."""
+    return [max(pair) for pair in zip(offsets, others, strict=True)]
+
+
 def segments_of(commit: Commit) -> list[Segment]:
     return [
         Segment(
@@ -190,7 +193,7 @@ def segments_of(commit: Commit) -> list[Segment]:
 
 
 def above(start: Offsets) -> Any:
-    """For `CommitLog.published`: manifests that have rows at or above `start`."""
+    """For `CommitLog.published`: selects the manifests that have rows at or above `start`."""
 
     def wanted(reference: Reference) -> bool:
         return not covers(start, reference["next"])

@@ -1,12 +1,13 @@
 """The embedded log as a Python data source of Spark, batch and stream.
 
 An offset is {"log": id, "path": …, "commit": n, "at": time, "next": [offset of each partition]}:
-the range up to `next`, planned when commit n was the newest and rows had been added last at a
-time that no other commit has. `path` tells the driver where to say what it still needs. `commit`
-tells rows that were taken back before a plan was made (they are passed by) from those that went
-later (an error: somebody has counted them). `at` tells a log that was set back and has grown again.
+the range up to `next`, planned when commit n was the newest and the last rows had been added at
+`at`, which no other commit has. The driver notes in the folder `path` which rows it still needs.
+`commit` separates rows that were taken back before the plan (they are skipped) from rows that were
+taken back later (an error: they may have been read). `at` shows if a log was set back and has grown
+again.
 
-This module needs PySpark to be imported; `sources.log` imports it when a stream is made.
+This module imports PySpark; `log.source` imports it when a stream is created.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from pyspark.sql.types import StructType
 
 from onceflow.contract.schema import arrow_schema
 from onceflow.errors import Damaged, OutOfRange
-from onceflow.log.commits import Dropped, Offsets, above, covers, segments_of
+from onceflow.log.commits import Dropped, Offsets, above, covers, later, segments_of
 from onceflow.log.embedded import EmbeddedLog
 from onceflow.log.log_reader import first_offsets
 from onceflow.log.segments import OURS, Slice, read_slice
 
-_LEAST_ROWS = 50_000  # in a task: fewer are not worth one
+_LEAST_ROWS = 50_000  # in a task: for fewer a task costs more than it saves
 
 
 class LogDataSource(DataSource):
@@ -64,7 +65,7 @@ class LogDataSource(DataSource):
 
 
 class Task(InputPartition):
-    """What one task reads."""
+    """The slices that one task reads."""
 
     def __init__(self, path: str, schema: str, columns: list[str], slices: list[Slice]) -> None:
         self.path = path
@@ -78,7 +79,7 @@ def read_task(task: Task) -> Iterator[Any]:
     for part in task.slices:
         try:
             yield from read_slice(task.path, part, schema, task.columns)
-        except Damaged:  # or was it trimmed away a moment ago?
+        except Damaged:  # perhaps it was trimmed a moment ago
             EmbeddedLog(task.path).refuse_gone(part)
             raise
 
@@ -148,7 +149,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.log.refresh()
         self._refuse(start)
         end = self._target or list(self.log.view.next)
-        end = [max(pair) for pair in zip(end, start["next"], strict=True)]
+        end = later(end, start["next"])
         if isinstance(limit, ReadMaxRows):
             end = admit(self.log, start["next"], end, limit.max_rows)
         return start if end == start["next"] else self._offset(end)
@@ -175,18 +176,18 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "at": log.view.appended_at, "next": following}  # fmt: skip
 
     def _refuse(self, start: dict[str, Any]) -> None:
-        """Is this the log that we read before, and is what we read still in it?"""
+        """Raise an error if this is another log, or if rows that we read are no longer in it."""
         log = self.log
         if start["log"] != log.facts.id:
             raise OutOfRange(
-                f"{log} is another log than the one that was read before",
-                hint="bring back the log that was there, or start the job under a new home",
+                f"{log} is not the log that the job has read so far",
+                hint="bring the old log back, or start the job under a new home",
             )
         log.refuse_range(start["next"], start["next"])
         if start["at"] != self._known and not log.has_appended_at(start["at"]):
             raise OutOfRange(
-                f"{log} was set back, and other rows were appended since: rows at offsets that "
-                "were read before are others now",
+                f"{log} was set back, and other rows were appended since: offsets that the job has "
+                "read have other rows now",
                 hint="bring back the log as it was (its newest copy)",
             )
         self._known = start["at"]
@@ -195,7 +196,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise OutOfRange(
                 f"{log}: rows that were read (partition {drop.partition}, offsets {drop.first} "
                 f"to {drop.end - 1}) were taken back by the job that had written them",
-                hint="restore this job too, to a cut before it read them",
+                hint="restore this job too, to an epoch before it read them",
             )
 
     def _refuse_taken_back(self, end: dict[str, Any]) -> None:
@@ -216,7 +217,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def admit(log: EmbeddedLog, start: Offsets, end: Offsets, most: int) -> Offsets:
-    """At most so many rows, in the order of commits; whole commits where one fits."""
+    """The end of a range of at most so many rows, in the order of commits. It divides a commit
+    only if the commit alone has more."""
     reached, left = list(start), most
     for commit in log.commit_log.published(above(start)):
         if covers(reached, end):

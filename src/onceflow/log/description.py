@@ -1,4 +1,4 @@
-"""What there is to say about a log: for `onceflow log info`."""
+"""The description of a log for `onceflow log info`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onceflow.log.row_output import show_time
 
 
 def facts_of(log: EmbeddedLog) -> dict[str, Any]:
-    """What a log was created with."""
+    """The settings with which a log was created."""
     facts = log.facts
     return {
         "log": str(log.path), "id": facts.id, "columns": columns(facts.schema),
@@ -21,7 +21,7 @@ def facts_of(log: EmbeddedLog) -> dict[str, Any]:
 
 
 def describe(log: EmbeddedLog) -> dict[str, Any]:
-    """What is in a log, who wrote it, and which rows its readers still need."""
+    """The content of a log, its producers, and the rows that its readers still need."""
     view = log.view
     parts = [
         {"partition": p, "earliest": view.low[p], "next": view.next[p], "rows": view.rows(p)}
@@ -41,7 +41,8 @@ def describe(log: EmbeddedLog) -> dict[str, Any]:
 
 
 def _producer(log: EmbeddedLog, name: str) -> dict[str, Any]:
-    """A job's output has a name with slashes, a term, a lineage and epochs; others a sequence."""
+    """Outputs of jobs, whose names have slashes, have term, lineage and epoch; other producers
+    have a sequence."""
     said = log.view.ledger(name)
     at = said.position
     if "/" in name:

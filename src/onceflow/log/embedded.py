@@ -1,14 +1,14 @@
 """The embedded log: a folder that is a partitioned, append-only, replayable log.
 
     <log>/partition=<p>/<unique>.parquet   segments; they never change
-    <log>/_commits, <log>/_manifests       which segments count, with their offsets
-    <log>/_readers                         the readers, and what each still needs
-    <log>/_appending                       producers at work; what a dead one left is removed
+    <log>/_commits, <log>/_manifests       the committed segments, with their offsets
+    <log>/_readers                         the readers, and the rows that each still needs
+    <log>/_appending                       running producers, so that files of dead ones are removed
     <log>/_adding                          the same for outputs that keep no ledger
 
 Readers see whole commits only. Any number of producers may append at once: a producer that
-loses the put of a commit reads the winner's and puts its own behind it, with other offsets and the
-same segments.
+loses the put of a commit reads the winner's commit and puts its own behind it, with other offsets
+and the same segments.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _logger = logging.getLogger(__name__)
 class EmbeddedLog(LogReader):
     """Rows that were appended are there exactly once, at offsets that never change.
 
-    It does not keep an order between partitions, and it is for one machine's disk: for traffic
-    of many machines use Kafka.
+    There is no order between partitions. The log is made for the disk of one machine: for the
+    traffic of many machines use Kafka.
     """
 
     # -------------------------------------------------------------- creation
@@ -59,7 +59,7 @@ class EmbeddedLog(LogReader):
         retain_bytes: int | None = None,
         exist_ok: bool = False,
     ) -> EmbeddedLog:
-        """A new log. `exist_ok`: one that is there already will do, if its columns are these."""
+        """Create a log. `exist_ok`: accept an existing log, if it has these columns."""
         root = Path(os.path.abspath(path))
         facts = Facts(
             id=str(uuid.uuid4()),
@@ -99,22 +99,24 @@ class EmbeddedLog(LogReader):
     ) -> Appended:
         """Append all rows in one commit, or none of them.
 
-        With `producer` and `sequence` (a number that grows) an append that is tried again is
-        done once: the log remembers the last sequence of each producer. That it is the same
-        append is told by the rows, or by what `digest` says when all rows were taken.
+        With `producer` and `sequence` (a number that grows) a repeated append has an effect only
+        once: the log remembers the last sequence of each producer. It is the same append if the
+        rows are the same, or if `digest`, called after all rows were read, returns the same.
         """
         done = append(self, rows, producer=producer, sequence=sequence, digest=digest)
         if done.commit is not None:
             try:
                 self.refresh()
                 self.keep_house(done.commit)
-            except (OnceflowError, OSError) as error:  # the rows are there: no reason to retry
-                _logger.warning("%s: rows are appended, but keeping house failed: %s", self, error)
+            except (OnceflowError, OSError) as error:  # the rows are appended: no reason to retry
+                _logger.warning(
+                    "%s: the rows are appended, but housekeeping failed: %s", self, error
+                )
         return done
 
     def keep_house(self, commit: int = 0) -> None:
-        """After a commit: roll up and retain now and then, remove what dead producers left."""
-        mine = commit % self.roll_up_every == 0  # else who should have rolled up was killed
+        """After a commit: roll up and apply retention now and then; sweep after dead producers."""
+        mine = commit % self.roll_up_every == 0  # else its producer was killed
         if self.roll_up(slack=0 if mine else 2 * self.roll_up_every):
             self.refresh()
             retain(self)

@@ -1,4 +1,4 @@
-"""Reading the embedded log: what is committed, and where the rows of a range of offsets are."""
+"""Read the embedded log: its commits, and the segments of a range of offsets."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from onceflow.contract.schema import arrow_schema
 from onceflow.errors import Damaged, JobError, OutOfRange
 from onceflow.folders.commit_log import Commit, CommitLog
 from onceflow.log.commits import Facts, LogState, Offsets, Segment, above, covers, segments_of
-from onceflow.log.new_log import (
-    KIND,
-    refuse_other_kind,
-)
+from onceflow.log.new_log import KIND, refuse_other_kind
 from onceflow.log.segments import OURS, Slice, read_slice
 
 if TYPE_CHECKING:
@@ -48,7 +45,7 @@ class LogReader:
         return arrow_schema(self.facts.schema)
 
     def refresh(self) -> Self:
-        """Read what was committed since."""
+        """Read the commits that are new."""
         if not (self.path / "_commits").is_dir():
             says = "is not a log" if self.path.exists() else "does not exist"
             raise JobError(
@@ -89,7 +86,7 @@ class LogReader:
                     yield segment
 
     def slices(self, start: Offsets, end: Offsets) -> list[Slice]:
-        """What to read for a range; `OutOfRange` if some of it is gone or not there yet."""
+        """The slices of a range; `OutOfRange` if some rows are gone or do not exist yet."""
         self.refuse_range(start, end)
         found = []
         try:
@@ -98,7 +95,7 @@ class LogReader:
                 last = min(segment.end, end[segment.partition])
                 if last > first:
                     found.append(Slice(segment, first - segment.first, last - first))
-        except Damaged:  # a manifest may have been trimmed away while we looked
+        except Damaged:  # a trim may have removed a manifest meanwhile
             self.refresh().refuse_range(start, end)
             raise
         return found
@@ -128,7 +125,7 @@ class LogReader:
         return self.read_slices(self.slices(begin, stop), names)
 
     def read_slices(self, slices: Iterable[Slice], columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """The rows; `OutOfRange` if they are trimmed while they are read."""
+        """The rows; `OutOfRange` if they are trimmed during the read."""
         for part in slices:
             try:
                 yield from read_slice(self.path, part, self.schema, columns)
@@ -144,7 +141,7 @@ class LogReader:
             raise OutOfRange(
                 f"{self}: rows that are being read (partition {segment.partition}, offset {first}) "
                 "were trimmed or taken back in the meantime",
-                hint="read again from what the log has now",
+                hint="start again at an offset that the log has now",
             )
 
     def columns(self, wanted: Iterable[str] | None = None) -> list[str]:
@@ -159,7 +156,7 @@ class LogReader:
         return names
 
     def has_appended_at(self, time_us: int) -> bool:
-        """Did a commit add rows at just that time? True even if it was trimmed since."""
+        """Did a commit add rows at exactly that time? True even if they were trimmed since."""
         if time_us <= max(self.view.trimmed_at, self.view.created_at):
             return True
         newer = self.commit_log.remembered(lambda reference: reference["at"] >= time_us)
@@ -172,10 +169,10 @@ class LogReader:
         self._refuse_trimmed(time_us)
         try:
             found = self._first_since(time_us)
-        except Damaged:  # a manifest may have been trimmed away while we looked
+        except Damaged:  # a trim may have removed a manifest meanwhile
             self.refresh()._refuse_trimmed(time_us)
             raise
-        # What was taken back may be trimmed as well: nothing is lost behind `low`.
+        # Rows that were taken back may be trimmed as well: below `low` nothing is missed.
         return [
             max(low, following if at is None else at)
             for at, low, following in zip(found, self.view.low, self.view.next, strict=True)
@@ -202,9 +199,9 @@ class LogReader:
 
 
 def first_offsets(log: LogReader, start: Any) -> list[int]:
-    """A start position as offsets of the log as it is now."""
+    """The offsets of a start position in the log as it is now."""
     if isinstance(start, list):
-        return start  # of an earlier start: what is gone of it is noticed when it is read
+        return start  # of an earlier start: the read reports rows that are gone
     if start == "earliest":
         return list(log.view.low)
     if start == "latest":

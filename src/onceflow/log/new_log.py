@@ -1,4 +1,4 @@
-"""What a new log may be: its columns, its key, and the folder that it is created in."""
+"""Check a new log: its columns, its key, and the folder in which it is created."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ KIND = "log"
 def refuse_facts(facts: Facts) -> None:
     kinds = columns(facts.schema)
     if not kinds:
-        raise JobError("a log with no columns can hold nothing", hint="name one")
+        raise JobError("a log needs at least one column", hint="name one")
     lowered = [field.name.lower() for field in arrow_schema(facts.schema)]
     twice = sorted({name for name in lowered if lowered.count(name) > 1})
     if twice:
         raise JobError(
-            f"column {', '.join(twice)} is there twice (Spark does not tell upper case from lower)",
-            hint="rename one",
+            f"column {', '.join(twice)} is there twice (Spark ignores upper and lower case)",
+            hint="rename one of them",
         )
     ours = [name for name in kinds if name.lower() in OURS]
     if ours:
         raise JobError(
-            f"column {', '.join(ours)} has a name that every log has", hint="rename or drop it"
+            f"column {', '.join(ours)} has a name that the log uses itself",
+            hint="rename or drop it",
         )
     if not 1 <= facts.partitions <= 1024:
         raise JobError(f"a log has 1 to 1024 partitions, not {facts.partitions}")
@@ -51,7 +52,7 @@ def refuse_other_kind(path: Path) -> None:
             found = str(json.loads(data.partition(b"\n")[0])["onceflow"])
             unseal(data, found, None, name)
         except (OSError, ValueError, KeyError, TypeError, Damaged):
-            continue  # reading the commits says what is wrong with it
+            continue  # reading the commits reports the damage
         if found != f"{KIND} commit":
             raise JobError(
                 f"{path} is not a log: it has {found}s ({name})", hint="correct the path"
@@ -81,6 +82,7 @@ def spark_json(schema: str | pa.Schema) -> str:
         arrow_schema(schema)
     except (ValueError, KeyError, TypeError) as error:
         raise JobError(
-            f"{schema!r} is not a schema: {error!r}", hint="give what Spark's df.schema.json() says"
+            f"{schema!r} is not a schema: {error!r}",
+            hint="give the text that df.schema.json() of Spark returns",
         ) from error
     return nullable(schema)

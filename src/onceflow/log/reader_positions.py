@@ -1,7 +1,7 @@
-"""Who reads a log, and what each still needs: retention stops there.
+"""The readers of a log, and the offsets that each still needs: retention stops there.
 
-A query that reads a log keeps one small file in it. What it needs only grows, so a file that was
-not brought up to date holds too much, never too little.
+A query that reads a log keeps one small file in it. Its offsets only grow, so a file that is out of
+date keeps too many rows, never too few.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ def hold_offsets(
     home: str,
     at: str,
 ) -> None:
-    """Source -> offset: where a query stands, and the oldest one that it may go back to.
+    """Note what a query still needs in each log that it reads. `end`, `oldest`: source -> the
+    offset that it has reached, and the oldest one to which it may go back.
 
-    A log that may not be written to cannot be told; its owner must know who reads it.
+    This has no effect on a log that is read-only here; its owner must know who reads it.
     """
     for source, offset in end.items():
         if isinstance(offset, dict) and {"log", "path", "next"} <= offset.keys():
@@ -58,12 +59,12 @@ def hold_offsets(
 
 def _hold_if_possible(log: Path, reader: Reader) -> None:
     if not (log / "_commits").is_dir():
-        return  # it was moved; the source says so
+        return  # it was moved; the source reports that
     try:
         hold(log, reader)
     except (DiskFull, OSError) as error:
         read_only = isinstance(error, OSError) and error.errno in _DENIED
-        # A note that is out of date holds too much, never too little.
+        # A note that is out of date keeps too many rows, never too few.
         if not read_only and not (log / _FOLDER / reader.file).exists():
             raise
 
@@ -86,11 +87,11 @@ def readers(log: str | os.PathLike[str]) -> list[Reader]:
 
 
 def forget(log: str | os.PathLike[str], name: str, *, dry_run: bool = False) -> list[Reader]:
-    """The log no longer keeps rows for the readers of that name (a job, or job/query/source)."""
+    """Stop keeping rows for the readers of that name (a job, or job/query/source)."""
     gone = [r for r in readers(log) if name in (r.name, r.name.partition("/")[0])]
     if not gone:
         names = ", ".join(r.name for r in readers(log)) or "none"
-        raise JobError(f"no reader is called {name}", hint=f"the log knows: {names}")
+        raise JobError(f"no reader is called {name}", hint=f"name one of its readers: {names}")
     for reader in [] if dry_run else gone:
         LocalStore(log).delete(f"{_FOLDER}/{reader.file}")
     return gone

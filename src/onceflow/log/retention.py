@@ -1,8 +1,8 @@
-"""Taking old rows away: by hand (`trim`) or by the age and size that a log was created with.
+"""Remove old rows: on command (`trim`) or by the age and size in the settings of a log.
 
-Nothing is taken that a reader still needs. A trim is three steps, each of which the next trim
-finishes if it was killed: a commit that moves the earliest offsets, the removal of the files, and
-a commit that says so.
+Rows that a reader still needs are kept. A trim has three steps; if it is killed, the next trim
+finishes them: a commit that moves the earliest offsets, the removal of the files, and a commit that
+records the removal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from onceflow.errors import JobError, OutOfRange
 from onceflow.faults.points import reach
 from onceflow.folders.commit_log import Commit, Forgotten, Reference
-from onceflow.log.commits import Offsets, Segment, covers, segments_of
+from onceflow.log.commits import Offsets, Segment, covers, later, segments_of
 from onceflow.log.log_reader import LogReader
 from onceflow.log.reader_positions import Reader, readers
 from onceflow.log.take_back import remove_dropped
@@ -23,7 +23,7 @@ from onceflow.log.take_back import remove_dropped
 
 @dataclass(frozen=True)
 class Trimmed:
-    """What a trim took away, or would take."""
+    """The rows and files that a trim removed, or would remove."""
 
     low: Offsets
     rows: int
@@ -32,9 +32,9 @@ class Trimmed:
 
 
 def trim(log: LogReader, below: Offsets, *, dry_run: bool = False) -> Trimmed:
-    """Take away the rows below these offsets. Refuses if a reader still needs one of them."""
+    """Remove the rows below these offsets. Refuses if a reader still needs one of them."""
     while True:
-        with suppress(Forgotten):  # another trim is faster than ours: look again
+        with suppress(Forgotten):  # another trim was faster: start over
             return _refuse_or_trim(log.refresh(), below, dry_run)
 
 
@@ -48,31 +48,32 @@ def _refuse_or_trim(log: LogReader, below: Offsets, dry_run: bool) -> Trimmed:
     if not covers(log.view.next, below):
         raise OutOfRange(
             f"{log} ends at {_show(log.view.next)}; it cannot be trimmed to {_show(below)}",
-            hint="name offsets that are there",
+            hint="name offsets that the log has",
         )
-    below = _later(below, log.view.low)
+    below = later(below, log.view.low)
     for reader in _readers(log):
-        if not covers(_later(reader.needs, log.view.low), below):
+        if not covers(later(reader.needs, log.view.low), below):
             raise JobError(
                 f"reader {reader.name} (home {reader.home}, lineage {reader.lineage[:8]}) still "
-                f"needs {log} from {_show(reader.needs)}; asked was to trim to {_show(below)}",
-                hint="let the job go on, or trim less; if the job is gone for good: "
+                f"needs {log} from {_show(reader.needs)}; it cannot be trimmed to "
+                f"{_show(below)}",
+                hint="let the job continue, or trim less; if you will never run the job again: "
                 f"onceflow log trim {log.path} --forget {reader.name}",
             )
     return _plan(log, below)[0] if dry_run else _trim(log, below)
 
 
 def retain(log: LogReader) -> Trimmed | None:
-    """What the log was created to keep, and what readers need, stays; older rows go."""
+    """Remove rows that the settings of the log no longer keep and no reader needs."""
     facts = log.facts
     if facts.retain_ms is None and facts.retain_bytes is None:
         return None
     before = None if facts.retain_ms is None else time.time_ns() // 1000 - facts.retain_ms * 1000
-    with suppress(Forgotten):  # another one is at it
+    with suppress(Forgotten):  # another trim is running
         below = expired(log, before=before, keep_bytes=facts.retain_bytes)
         for reader in _readers(log):
             below = [min(pair) for pair in zip(below, reader.needs, strict=True)]
-        below = _later(below, log.view.low)
+        below = later(below, log.view.low)
         return None if below == log.view.low else _trim(log, below)
     return None
 
@@ -82,7 +83,7 @@ def _readers(log: LogReader) -> list[Reader]:
     for reader in found:
         if len(reader.needs) != log.facts.partitions:
             raise JobError(
-                f"reader {reader.name} (home {reader.home}) read another log that was here, "
+                f"reader {reader.name} (home {reader.home}) has read an older log in this place, "
                 f"with {len(reader.needs)} partitions",
                 hint=f"onceflow log trim {log.path} --forget {reader.name}",
             )
@@ -90,10 +91,10 @@ def _readers(log: LogReader) -> list[Reader]:
 
 
 def expired(log: LogReader, *, before: int | None = None, keep_bytes: int | None = None) -> Offsets:
-    """The offsets up to which rows were appended before a time (microseconds since 1970), or are
-    not among the newest so many bytes. Whole commits; at least `keep_bytes` stay."""
+    """The offsets below which rows were appended before a time (microseconds since 1970), or are
+    not among the newest `keep_bytes`. Counts whole commits; at least `keep_bytes` stay."""
     while True:
-        with suppress(Forgotten):  # a trim is at work: look again
+        with suppress(Forgotten):  # a trim is running: start over
             return _expired(log, before, keep_bytes)
         log.refresh()
 
@@ -112,7 +113,7 @@ def _expired(log: LogReader, before: int | None, keep_bytes: int | None) -> Offs
             commits = log.commit_log.read_manifest(reference["name"])["commits"]
             up_to = reference["bytes"]
             break
-        below = _later(reference["next"], view.low)
+        below = later(reference["next"], view.low)
     up_to -= sum(segment.bytes for commit in commits for segment in segments_of(commit))
     for commit in commits:
         segments = segments_of(commit)
@@ -134,7 +135,7 @@ def _leaves(log: LogReader, references: list[Reference]) -> Iterator[Reference]:
 
 
 def _plan(log: LogReader, below: Offsets) -> tuple[Trimmed, list[Segment]]:
-    """What a trim takes away, and the segments that it touches."""
+    """The result of a trim, and the segments that it affects."""
     low = log.view.low
     touched = list(log.segments(log.view.cleaned, below))
     rows = sum(max(0, min(s.end, below[s.partition]) - max(s.first, low[s.partition]))
@@ -160,7 +161,7 @@ def _trim(log: LogReader, below: Offsets) -> Trimmed:
         reach("trim.removed-one")
     remove_dropped(log)  # while their names are known
 
-    def clean() -> Commit:  # what another trim has counted in between is not counted again
+    def clean() -> Commit:  # without files that another trim has counted meanwhile
         left = [s for s in gone if s.end > log.view.cleaned[s.partition]]
         return {"type": "clean", "removed": sum(s.bytes for s in left), "below": below}
 
@@ -169,10 +170,6 @@ def _trim(log: LogReader, below: Offsets) -> Trimmed:
     log.commit_log.sweep()
     log.refresh()
     return planned
-
-
-def _later(offsets: Offsets, others: Offsets) -> Offsets:
-    return [max(pair) for pair in zip(offsets, others, strict=True)]
 
 
 def _show(offsets: Offsets) -> str:

@@ -1,13 +1,13 @@
 """Files and standard input as Arrow tables for one append: JSON lines, CSV, text, Parquet.
 
-A line that does not fit is never taken for something else, and never passed over in silence: the
-input is read to its end and then refused with all that is wrong, or the lines that do not fit are
-written to a file of their own (`RejectFile`), durably, before the last table is handed out.
+A line that does not fit is never read as something else and never skipped silently: either the
+whole input is read and then refused with a list of errors, or the lines that do not fit are written
+durably to a file of their own (`RejectFile`) before the last table is returned.
 
 No library keeps these rules. `pyarrow.csv` reads 1e400 as infinity, 0x10 as 16 and "d"e as de,
-takes a quote that is never closed and the second of two columns of one name, and stops at the first
-bad value without the number of its line. `msgspec` takes the last of two members of one name and
-rounds a time that is finer than microseconds.
+accepts a quote that is never closed and the second of two columns of one name, and stops at the
+first bad value without the number of its line. `msgspec` accepts the last of two members of one
+name and rounds a time that is finer than microseconds.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Input:
             raise JobError("Parquet cannot be read from standard input", hint="name the file")
         if path != "-" and (os.path.isdir(path) or not os.path.exists(path)):
             says = "is a folder" if os.path.isdir(path) else "does not exist"
-            raise JobError(f"{path} {says}", hint="name files")
+            raise JobError(f"{path} {says}", hint="give the path of a file")
         return cls(path, found)
 
     @property
@@ -77,13 +77,13 @@ class Input:
 
 
 class RejectFile:
-    """A new file with the lines that were not taken, byte for byte. Without any there is none."""
+    """A new file with the rejected lines, byte for byte. Without such lines it is not created."""
 
     def __init__(self, path: Path) -> None:
         if os.path.lexists(path):
             raise JobError(
                 f"{path} exists already",
-                hint="name a new file, or remove it if it is of an append that was interrupted",
+                hint="name a new file, or remove this one if an interrupted append left it",
             )
         if not path.absolute().parent.is_dir():
             raise JobError(f"{path} is in a folder that does not exist", hint="create the folder")
@@ -138,15 +138,15 @@ class RowInput:
             if source.format == "text":
                 self._refuse_text()
             if source.format == "parquet" and rejects is not None:
-                raise JobError("a Parquet file has no lines to reject", hint="leave --reject out")
+                raise JobError("a Parquet file has no lines to reject", hint="leave out --reject")
 
     def digest(self) -> str:
-        """Of the bytes that were read: the same input again has the same."""
+        """A digest of the bytes that were read: the same for the same input."""
         return self._digest.hexdigest()[:32]
 
     def tables(self) -> Generator[pa.Table]:
-        """All rows that fit, in order. Raises `BadInput` at the end if some do not and there is no
-        file for them; then what was handed out must not count."""
+        """All rows that fit, in order. Raises `BadInput` at the end if some do not fit and there is
+        no file for them; then the caller must discard the tables."""
         whole = False
         try:
             for source in self.inputs:
@@ -238,7 +238,7 @@ class RowInput:
             )
 
     def _csv_parser(self, records: Iterator[Record], name: str) -> Parse:
-        """Takes the header off the records."""
+        """Reads the header, the first of the records."""
         line, header = next(((n, r) for n, r in records if r.strip()), (1, b""))
         try:
             names = [cell or "" for cell in cells_of(decode(header))]
@@ -289,7 +289,7 @@ class RowInput:
             while data := file.read(1024 * 1024):
                 self._digest.update(data)
         with parquet_file(source.path) as rows:
-            yield rows.schema_arrow.empty_table()  # columns that do not fit are refused at once
+            yield rows.schema_arrow.empty_table()  # to refuse columns that do not fit at once
             batches = rows.iter_batches(_CHUNK_LINES)
             while (batch := _next(batches, source.path)) is not None:
                 self.rows += batch.num_rows

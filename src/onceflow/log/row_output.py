@@ -1,4 +1,4 @@
-"""Rows of a log as JSON and as text, so that `strict_values` reads them back as they were."""
+"""Rows of a log as JSON and as text, which `strict_values` reads back unchanged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _1970 = datetime(1970, 1, 1)
 
 
 def plain_rows(batch: pa.RecordBatch, kinds: dict[str, Kind]) -> Iterator[Row]:
-    """The rows as JSON can have them: binary as base64, decimals and times as text."""
+    """The rows with values that JSON has: binary as base64, decimals and times as text."""
     names = batch.schema.names
     fields = [{"name": name, "type": _raw(kinds[name])} for name in names]
     raw = arrow_schema(json.dumps({"type": "struct", "fields": fields}))
@@ -33,12 +33,12 @@ def plain_rows(batch: pa.RecordBatch, kinds: dict[str, Kind]) -> Iterator[Row]:
 
 
 def as_word(value: Any) -> str:
-    """A value of `plain_rows` in a line of text: as it is if that cannot be misread."""
+    """A value of `plain_rows` in a line of text: unchanged if it cannot be misread."""
     misread = value in ("", "null") or not {" ", '"', "="}.isdisjoint(str(value))
     if isinstance(value, str) and value.isprintable() and not misread:
         return value
     text = json.dumps(value, ensure_ascii=False)
-    return text if text.isprintable() else json.dumps(value)  # nothing that a terminal obeys
+    return text if text.isprintable() else json.dumps(value)  # no control characters for a terminal
 
 
 def show_time(microseconds: int, *, zone: str = "Z", digits: str = "auto") -> str:

@@ -1,7 +1,7 @@
 """Segments: Parquet files with consecutive rows of one partition of a log.
 
-`_partition`, `_offset` and `_appended_at` are not in the files: the commit says them, so a
-producer that lost a race has nothing to write again.
+`_partition`, `_offset` and `_appended_at` are not in the files but in the commit, so a producer
+that lost a race need not write its files again.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def write_segment(rows: pa.Table, path: Path) -> tuple[int, int]:
 
 
 def fit(rows: pa.Table, schema: pa.Schema, target: str) -> pa.Table:
-    """The same rows with exactly these columns; types may only be widened without loss."""
+    """The same rows with exactly these columns. Types are only widened, without loss."""
     import pyarrow as pa
 
     have, want = rows.column_names, schema.names
@@ -84,8 +84,8 @@ def fit(rows: pa.Table, schema: pa.Schema, target: str) -> pa.Table:
 
 
 def _widens(have: pa.DataType, want: pa.DataType) -> bool:
-    """May Arrow cast this? It would also cut fields off structs, round, and take numbers for times.
-    Whether each value fits into a narrower integer or decimal is seen when it is cast."""
+    """May Arrow cast this? It would also drop fields of structs, round, and read numbers as times.
+    The cast itself checks whether each value fits into a narrower integer or decimal."""
     from pyarrow import types as t
 
     if t.is_dictionary(have):
@@ -108,7 +108,7 @@ def _widens(have: pa.DataType, want: pa.DataType) -> bool:
     if t.is_list(want):
         lists = t.is_list(have) or t.is_large_list(have) or t.is_fixed_size_list(have)
         return lists and _widens(have.value_type, want.value_type)
-    if t.is_timestamp(want):  # a time without a zone is taken for UTC, not the other way round
+    if t.is_timestamp(want):  # a time without a zone is read as UTC; the converse is refused
         return t.is_timestamp(have) and (have.tz is None or want.tz is not None)
     families: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...] = (
         ((t.is_integer,), (t.is_integer, t.is_float32, t.is_float64, t.is_decimal)),
@@ -131,7 +131,10 @@ def _widens(have: pa.DataType, want: pa.DataType) -> bool:
 def refuse_key(key: Sequence[str], kinds: dict[str, str]) -> None:
     for name in key:
         if name not in kinds:
-            raise JobError(f"there is no column {name} to be the key", hint="name one that is")
+            raise JobError(
+                f"there is no column {name} to be the key",
+                hint=f"the columns are {', '.join(kinds)}",
+            )
         if kinds[name] not in _KEYS:
             raise JobError(
                 f"column {name} ({kinds[name]}) cannot be a key",
@@ -141,7 +144,7 @@ def refuse_key(key: Sequence[str], kinds: dict[str, str]) -> None:
 
 
 def split_by_key(rows: pa.Table, key: Sequence[str], partitions: int) -> dict[int, pa.Table]:
-    """Partition -> its rows, in their order. `key_partition` in Spark's words does the same."""
+    """Partition -> its rows, in their order. `key_partition` does the same in Spark."""
     import numpy as np
     import pyarrow as pa
 
@@ -164,7 +167,7 @@ def _codes(column: pa.ChunkedArray) -> Any:
         values = [*(_code(value) for value in encoded.dictionary.to_pylist()), 0]
     except (ValueError, OverflowError) as error:
         raise JobError(
-            f"a value cannot be a key: {error}", hint="dates of a key are of the years 1 to 9999"
+            f"a value cannot be a key: {error}", hint="use dates of the years 1 to 9999 in a key"
         ) from error
     indices = encoded.indices.fill_null(len(values) - 1).to_numpy(zero_copy_only=False)
     return np.array(values, np.int64)[indices]
@@ -197,7 +200,7 @@ def key_partition(key: Sequence[str], partitions: int, kinds: dict[str, str]) ->
 def read_slice(
     root: str | os.PathLike[str], part: Slice, schema: pa.Schema, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a slice as Arrow batches with these columns. `schema` has the log's own."""
+    """The rows of a slice as Arrow batches with these columns. `schema` is that of the log."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -283,14 +286,15 @@ def _complete(
 
 
 def _array(numbers: Any, kind: pa.DataType) -> pa.Array:
-    """`pa.array` would import pandas, which takes longer than all the rest of a small read."""
+    """Like `pa.array`, which would import pandas: that takes longer than a whole small read."""
     import pyarrow as pa
 
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 
 def _refuse_other_content(path: Path, segment: Segment) -> None:
-    """Parquet guards its pages only; a bit of a header or the footer can turn into other rows."""
+    """Parquet has checksums of pages only: a flipped bit in a header or the footer can give other
+    rows."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -310,7 +314,7 @@ def _refuse_other_content(path: Path, segment: Segment) -> None:
 
 @lru_cache(maxsize=4096)
 def _crc32(path: str, inode: int, modified: int, size: int) -> int:
-    """Of a file as it is now. Segments never change: once in a process is enough."""
+    """The checksum of a file. Segments never change, so once in a process is enough."""
     crc = 0
     with open(path, "rb") as file:
         while chunk := file.read(1 << 20):

@@ -30,11 +30,11 @@ _logger = logging.getLogger(__name__)
 class Log(FolderSink, HasReaders):
     """Every row of a decided epoch is in the log exactly once; readers see whole epochs.
 
-    It does not keep an order among the rows of one epoch. Rows of one `key` are in one partition,
-    epoch behind epoch. In update mode each row is a new version of its key: the last one counts.
+    The rows of one epoch have no order. Rows of one `key` are in one partition, in the order of
+    epochs. In update mode each row is a new version of its key: the last one counts.
 
-    The log is created by the first run, with the columns of the rows, if it is not there;
-    `partitions` and `key` are for that. Several outputs and producers may share one log.
+    If there is no log, the first run creates it with the columns of the rows, `partitions` and
+    `key`. Several outputs and producers may share one log.
     """
 
     kind = "log"
@@ -91,7 +91,7 @@ class Log(FolderSink, HasReaders):
             )
 
     def _existing(self) -> EmbeddedLog | None:
-        """The log, if it is there and was created to its end."""
+        """The log, if it exists and its creation was completed."""
         if self._log is None:
             strange = self.path.exists() and any(self.path.iterdir())
             if not (self.path / "_commits").is_dir():
@@ -99,7 +99,7 @@ class Log(FolderSink, HasReaders):
                     raise JobError(f"{self.path} is not a log", hint="name a log or a new folder")
                 return None
             if not any(LocalStore(self.path).list("_commits")):
-                return None  # who created it was killed in between
+                return None  # its creator was killed meanwhile
             self._log = EmbeddedLog(self.path)
         return self._log
 
@@ -144,7 +144,7 @@ class Log(FolderSink, HasReaders):
                 exist_ok=True,
             )  # fmt: skip
         if self._schema and self._log is not None:
-            self._refuse_other(self._log)  # somebody else may have created it since `prepare`
+            self._refuse_other(self._log)  # another program may have created it since `prepare`
         return super().fence(output, term=term, token=token)
 
     def publish(self, publication: Publication) -> Outcome:
@@ -185,9 +185,9 @@ class Log(FolderSink, HasReaders):
             if any(at[partition] > offset for partition, offset in first.items()):
                 job, _, rest = reader.name.partition("/")
                 raise JobError(
-                    f"{self}: {reader.name} of {reader.home} has read rows that would be taken "
+                    f"{self}: {reader.name} of {reader.home} has read rows that this would take "
                     "back",
-                    hint=f"let {job} go back first, to before it read them: onceflow rollback "
+                    hint=f"first return {job} to an epoch before it read them: onceflow rollback "
                     f"{job} --home {reader.home} --to …; or choose --published skip; or, if {rest} "
                     f"is no longer needed: onceflow log trim {self.path} --forget {reader.name}",
                 )
@@ -196,8 +196,8 @@ class Log(FolderSink, HasReaders):
         assert self._log is not None
         try:
             self._log.keep_house()
-        except (OnceflowError, OSError) as error:  # nothing of the epoch hangs on it
-            _logger.warning("%s: keeping house failed: %s", self, error)
+        except (OnceflowError, OSError) as error:  # the epoch does not depend on it
+            _logger.warning("%s: housekeeping failed: %s", self, error)
 
     def _gone(self) -> TargetBehind:
         return TargetBehind(
@@ -207,7 +207,7 @@ class Log(FolderSink, HasReaders):
 
     def _facts(self) -> Facts:
         if self._log is None or self._log.view.facts is None:
-            raise self._gone()  # under the driver that runs
+            raise self._gone()  # while this driver runs
         return self._log.facts
 
     def _partition(self, publication: Publication, number: int) -> int:
@@ -217,7 +217,8 @@ class Log(FolderSink, HasReaders):
         return (publication.epoch + number) % self._facts().partitions
 
     def _final(self, publication: Publication, number: int) -> Path:
-        """Outputs that are staged together have files of the same names: theirs says whose."""
+        """Files of outputs that are staged together have the same names, so the name of the output
+        is added."""
         name = os.path.basename(publication.files[number].path).removesuffix(".staged")
         whose = f"{publication.lineage[:8]}-{_short(publication.output)}"
         unique = f"{whose}-{publication.epoch:010d}-{name}"

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 class Log(Source):
     """Every committed row of the log is read exactly once, with its offset.
 
-    It does not keep an order between partitions. Rows of one commit come in one epoch, unless the
-    commit has more than `max_rows_per_epoch`.
+    There is no order between partitions. Rows of one commit come in one epoch, unless the commit
+    has more than `max_rows_per_epoch`.
 
     `start`: "earliest", "latest", {partition: offset} or a time (a datetime, or text such as
-    "2026-11-15T10:00:00Z": rows that were appended at or after it). It counts for the first start
-    only; from then on the job continues where it stopped. Beside the log's own columns there are
-    `_partition`, `_offset` and `_appended_at`; `columns` names those that are read at all.
+    "2026-11-15T10:00:00Z": rows that were appended at or after it). It applies to the first start
+    only; later the job continues where it stopped. In addition to the columns of the log there are
+    `_partition`, `_offset` and `_appended_at`; `columns` limits which columns are read.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class Log(Source):
         return f"Log({self.path!r})"
 
     def stream(self, spark: SparkSession, name: str) -> DataFrame:
-        """The rows as they come. Without a job, `start="latest"` is where the query begins that
-        has no checkpoint yet; a job keeps the place of its first start."""
+        """The rows as a stream. Without a job, `start` applies to a query that has no checkpoint
+        yet; a job keeps the offsets of its first start."""
         options = self._options(spark, self._start)
         return spark.readStream.name(name).format("onceflow_log").options(**options).load()
 
@@ -61,19 +61,19 @@ class Log(Source):
         return spark.read.format("onceflow_log").options(**self._options(spark, start)).load()
 
     def pin(self) -> dict[str, Any] | None:
-        """Where a first start begins, if that is not the same a moment later."""
+        """The offsets at which a first start begins; None if they would be the same later."""
         if self._start == "earliest":
             return None
         log = EmbeddedLog(self.path)
         return {"log": log.facts.id, "next": first_offsets(log, self._start)}
 
     def pinned(self, pin: dict[str, Any], keep: Keep) -> Log:
-        """This source, beginning where `pin` says."""
+        """This source, beginning at the offsets of `pin`."""
         log = EmbeddedLog(self.path)
         if pin["log"] != log.facts.id:
             raise JobError(
-                f"{self} is another log than the one this job was first started on",
-                hint="bring the log back, or start the job under a new home",
+                f"{self} is not the log with which this job was first started",
+                hint="bring the old log back, or start the job under a new home",
             )
         source = Log(self.path, columns=self.columns, max_rows_per_epoch=self.max_rows_per_epoch)
         source._start = pin["next"]

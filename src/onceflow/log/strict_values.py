@@ -48,7 +48,7 @@ _FIRST, _LAST = ((t - _1970) // _MICROSECOND for t in (datetime.min, datetime.ma
 
 
 class Malformed(ValueError):
-    """Why a value, or a line, cannot be taken. `path`: in which column, and where in it."""
+    """The reason why a value, or a line, is refused. `path`: its column, and the place in it."""
 
     def __init__(self, reason: str, path: str = "") -> None:
         super().__init__(f"{path}: {reason}" if path else reason)
@@ -95,7 +95,7 @@ def load_json(text: str) -> Any:
 
 
 def from_json(kind: Kind) -> Parse:
-    """What makes a Python value, as Arrow takes it, of a JSON value that is not null."""
+    """A function: JSON value that is not null -> Python value for Arrow."""
     if isinstance(kind, dict):
         match kind["type"]:
             case "struct":
@@ -239,7 +239,7 @@ def _boolean(value: Any) -> bool:
 
 
 def from_text(kind: Kind) -> Parse:
-    """What makes a Python value, as Arrow takes it, of a text."""
+    """A function: text -> Python value for Arrow."""
     if isinstance(kind, dict):
         parse_json = from_json(kind)
         return lambda text: parse_json(load_json(text))
@@ -258,7 +258,7 @@ def from_text(kind: Kind) -> Parse:
 
     def from_number(text: str) -> Any:
         if not pattern.fullmatch(text):
-            return parse(text)  # NaN and Infinity; the rest is wrong
+            return parse(text)  # NaN and Infinity; other texts are refused
         try:
             number = convert(text)
         except ValueError:
@@ -273,7 +273,7 @@ def _string(text: str) -> str:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise Malformed("has half of a surrogate pair, which is no text") from None
+            raise Malformed("has half of a surrogate pair, which is not valid text") from None
     return text
 
 
@@ -337,7 +337,7 @@ def _zone(zone: str) -> timedelta:
 
 
 def microseconds(text: str) -> int:
-    """A time, as `timestamp` columns take it, in microseconds since 1970."""
+    """A time, written as for a `timestamp` column, in microseconds since 1970."""
     return _timestamp(text, "timestamp")
 
 

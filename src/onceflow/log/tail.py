@@ -1,4 +1,4 @@
-"""The newest rows of a log, and those that follow."""
+"""The newest rows of a log, and the rows that follow them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from onceflow.log.segments import Slice
 
 
 def last_slices(log: EmbeddedLog, count: int, partition: int | None = None) -> list[Slice]:
-    """The last `count` rows in the order of their commits; only the newest commits are looked at.
-    With `partition`: of that partition alone."""
+    """The last `count` rows in the order of their commits. Reads only the newest commits.
+    With `partition`: only rows of that partition."""
     while True:
-        with suppress(Forgotten):  # a trim is at work: look again
+        with suppress(Forgotten):  # a trim is running: start over
             return _last_slices(log, count, partition)
         log.refresh()
 
@@ -37,7 +37,7 @@ def _last_slices(log: EmbeddedLog, count: int, partition: int | None) -> list[Sl
 
 
 def slices_from(log: EmbeddedLog, start: Offsets, partition: int | None = None) -> list[Slice]:
-    """What is there from `start` on. With `partition`: of that partition alone."""
+    """The rows from `start` on. With `partition`: only rows of that partition."""
     end = list(log.view.next)
     if partition is not None:
         start = [start[p] if p == partition else end[p] for p in range(len(end))]

@@ -1,7 +1,7 @@
 """Take back what an output published to a log after a cut, and nobody else's rows.
 
-One commit drops the segments and moves the ledger; then their files are removed. The next
-opening of the log removes the files that a killed driver left.
+One commit drops the segments and moves the ledger; then their files are removed. If a driver is
+killed before that, the next start removes the files.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def take_back(
 
 
 def published_after(log: LogReader, output: str, cut: Position) -> list[Segment]:
-    """What `output` published after the cut; `TargetBehind` if it cannot go back to there."""
+    """The segments that `output` published after the cut; `TargetBehind` if it cannot go back
+    to the cut."""
     at = log.view.ledger(output).position
     ahead = at is None or (at.lineage == cut.lineage and at.epoch < cut.epoch)
     if ahead and cut.epoch >= 0:
@@ -66,14 +67,14 @@ def published_after(log: LogReader, output: str, cut: Position) -> list[Segment]
     if any(map(log.view.has_dropped, kept)):
         raise TargetBehind(
             f"{log} has taken back epochs up to {cut.epoch} of {output} before, so it cannot "
-            "go back to there",
+            "go back to that epoch",
             hint="go back to an epoch whose rows are there, or bring back an older copy",
         )
     return after
 
 
 def remove_dropped(log: LogReader) -> None:
-    """Remove the files of what was taken back: who did it may have been killed in between."""
+    """Remove files of rows that were taken back; a killed driver may have left some."""
     dropped = log.view.dropped
     if not dropped:
         return
@@ -108,7 +109,7 @@ def _split(
 
 
 def _ranges(segments: list[Segment]) -> list[list[int]]:
-    """[partition, first, end] of all rows, with as few ranges as there can be."""
+    """[partition, first, end] of all rows, with as few ranges as possible."""
     found: list[list[int]] = []
     for segment in sorted(segments, key=lambda s: (s.partition, s.first)):
         if found and found[-1][0] == segment.partition and found[-1][2] == segment.first:

@@ -1,4 +1,4 @@
-"""Bytes as records: lines, and CSV as RFC 4180 has it (a quoted field may go over lines)."""
+"""Bytes as records: lines, and CSV as in RFC 4180 (a quoted field may contain line breaks)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from onceflow.log.strict_values import Malformed
 Record = tuple[int, bytes]  # number of its first line, and its bytes as they are
 
 _BOM = b"\xef\xbb\xbf"
-_LONGEST = 16 * 1024 * 1024  # bytes of a record over several lines: else a quote is not closed
+_LONGEST = (
+    16 * 1024 * 1024
+)  # bytes of a record of several lines; a longer one has a quote that is not closed
 
 # A record that ends inside of quotes continues in the next line.
 _UNCLOSED = re.compile(rb'(?>(?:"(?>[^"]++|"")*+"|[^",]*+),)*+"(?>[^"]++|"")*+')
@@ -20,14 +22,14 @@ _CELL = re.compile(r'(?:"((?>[^"]++|"")*+)"|([^",]*+))(,|\Z)')
 
 
 def numbered_lines(file: BinaryIO, seen: Callable[[bytes], object]) -> Iterator[Record]:
-    """The lines of a file, from 1 on, without a byte order mark. `seen` is told all bytes."""
+    """The lines of a file, numbered from 1, without a byte order mark. `seen` gets all bytes."""
     for number, line in enumerate(file, 1):
         seen(line)
         yield number, line.removeprefix(_BOM) if number == 1 else line
 
 
 def csv_records(lines: Iterator[Record], name: str) -> Iterator[Record]:
-    """Lines, put together where one ends inside of quotes."""
+    """Join lines where one ends inside of quotes."""
     for number, first in lines:
         record = first
         if b'"' in record and _UNCLOSED.fullmatch(_end_off(record)):

@@ -7,13 +7,13 @@ inside a transaction would hold the lock until it continues.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from onceflow.postgres.connection import client
+from onceflow.postgres.table import ensure_table, exists
 from onceflow.tables.ledger import LEDGER, LedgerTable
 from onceflow.tables.names import quote
 
@@ -38,15 +38,10 @@ class PostgresLedger(LedgerTable):
         self.schema = schema
 
     def exists(self, db: Db) -> bool:
-        row = db.execute("SELECT to_regclass(%s) IS NOT NULL", (self.sql,)).fetchone()
-        return bool(row and row[0])
+        return exists(db, self.sql)
 
     def ensure(self, db: Db) -> None:
-        errors = client().errors
-        if not self.exists(db):
-            # another driver may do so at the same time
-            with contextlib.suppress(errors.DuplicateTable, errors.UniqueViolation):
-                db.execute(f"CREATE TABLE IF NOT EXISTS {self.sql} ({COLUMNS})")
+        ensure_table(db, self.sql, COLUMNS)
 
     def note_columns(self, db: Db, output: str, columns: Iterable[str]) -> None:
         """Call it inside the transaction that fills them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 from collections.abc import Mapping, Sequence
@@ -212,6 +213,14 @@ def refuse_server(db: Db, target: str, schema: str, *, temporary: bool) -> None:
 
 def exists(db: Db, table: str) -> bool:
     return _one(db, "SELECT to_regclass(%s) IS NOT NULL", table)
+
+
+def ensure_table(db: Db, table: str, columns: str) -> None:
+    """Create the table if there is none. Another driver may create it at the same time."""
+    errors = client().errors
+    if not exists(db, table):
+        with contextlib.suppress(errors.DuplicateTable, errors.UniqueViolation):
+            db.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
 
 
 def refuse_rights(db: Db, table: str, needed: Sequence[str]) -> None:

@@ -6,15 +6,21 @@ epoch in the `epoch_column`.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from onceflow.contract.ledger import Position
 from onceflow.errors import JobError, TargetBehind, TargetError
-from onceflow.postgres.connection import client
-from onceflow.postgres.table import LONGEST_NAME, Table, exists, lacking, may_create, refuse_rights
+from onceflow.postgres.table import (
+    LONGEST_NAME,
+    Table,
+    ensure_table,
+    exists,
+    lacking,
+    may_create,
+    refuse_rights,
+)
 from onceflow.tables.names import list_of, quote
 from onceflow.tables.rewind_history import RewindHistory
 from onceflow.tables.undo import HISTORIES, THERE, WHOLE, Undo
@@ -75,14 +81,7 @@ class PostgresUndo(Undo):
             )
 
     def ensure(self, db: Db) -> None:
-        errors = client().errors
-        if not exists(db, self._histories):
-            # another driver may do so at the same time
-            with contextlib.suppress(errors.DuplicateTable, errors.UniqueViolation):
-                db.execute(
-                    f"CREATE TABLE IF NOT EXISTS {self._histories} "
-                    "(output text PRIMARY KEY, steps jsonb NOT NULL)"
-                )
+        ensure_table(db, self._histories, "output text PRIMARY KEY, steps jsonb NOT NULL")
 
     # -------------------------------------------------------------- publishing
 

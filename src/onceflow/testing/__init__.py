@@ -1,4 +1,4 @@
-"""What users import in their tests: the sink contract, the keyed harness, real servers.
+"""Tools for the tests of users: the sink contract, the keyed harness, real servers.
 
 Lives here: suites and servers for tests of jobs, sinks and keyed processes. May not live here:
 anything that the product imports when it runs. Start reading in `contract.py`.
@@ -16,7 +16,7 @@ __all__ = ["KeyedHarness", "SinkContract"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when it is asked for: only the contract of sinks needs pytest."""
+    """Import a name when it is used: only the contract of sinks needs pytest."""
     if name == "KeyedHarness":
         from onceflow.testing.keyed import KeyedHarness
 
@@ -29,13 +29,8 @@ def __getattr__(name: str) -> Any:
         from onceflow.errors import SetupError
 
         raise SetupError("the contract of sinks needs pytest", hint="pip install pytest") from None
-    for module in (
-        "commit_errors",
-        "contract",
-        "rewinding",
-        "row_tests",
-        "under_test",
-    ):  # failed assertions show what they met
+    # Failed assertions then show the values.
+    for module in ("commit_errors", "contract", "rewinding", "row_tests", "under_test"):
         pytest.register_assert_rewrite(f"{__name__}.{module}")
     from onceflow.testing.contract import SinkContract
 

@@ -1,4 +1,4 @@
-"""An error of a commit says neither that it took effect nor that it did not: the ledger does."""
+"""An error of a commit does not show whether the commit took effect: only the ledger does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onceflow.testing.under_test import SinkUnderTest, same
 
 
 class CommitErrors(SinkUnderTest):
-    """Tests of what a sink makes of an error of its commit. They need `commit_fails`."""
+    """Tests of how a sink handles an error of its commit. They need `commit_fails`."""
 
     def test_a_commit_that_failed_without_effect_is_published_once(self) -> None:
         self._fail(landed=False)
@@ -30,7 +30,9 @@ class CommitErrors(SinkUnderTest):
         with failing:
             try:
                 outcome = driver.publish(decided)
-            except Exception as raised:  # any but `PublishFailed` leaves it open
+            except (
+                Exception
+            ) as raised:  # any error but `PublishFailed` says that the outcome is unknown
                 error = raised
         when = f"a commit failed, and {'took' if landed else 'did not take'} effect"
         is_there = self.ledger().position == decided.position

@@ -1,4 +1,4 @@
-"""The contract of a sink, as a pytest suite. What passes it may be called exactly-once.
+"""The contract of a sink, as a pytest suite. A sink that passes it may be called exactly-once.
 
     from onceflow.testing import SinkContract
 
@@ -6,8 +6,8 @@
         def make_sink(self, folder): return MySink(folder / "target")
         def read_rows(self, folder): ...
 
-It needs no JVM: rows are staged and the sink is driven by a stand-in for the driver. The optional
-hooks are those of `SinkUnderTest`; `docs/write-a-sink.md` builds a sink with it.
+It needs no JVM: a stand-in for the driver stages rows and calls the sink. The optional hooks are
+those of `SinkUnderTest`; `docs/write-a-sink.md` builds a sink with it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A keyed process without Spark: feed rows, let time pass, look at what it emits and keeps.
+"""Run a keyed process without Spark: feed rows, let time pass, read its output and its state.
 
-It goes through the same code as a job does, and keeps its state in memory. What is not the same: a
-row is late by the watermark before its epoch, where a job looks at the rows before it in its own
+It runs the same code as a job, and keeps its state in memory. There are two differences: whether a
+row is late depends on the watermark before its epoch, while a job looks at the earlier rows of its
 partition; and all keys of an epoch are one slice.
 """
 
@@ -64,13 +64,13 @@ class KeyedHarness:
 
     @property
     def late(self) -> pa.Table:
-        """The rows that came too late and were not processed."""
+        """The rows that were late and not processed."""
         return pa.concat_tables(self._late)
 
     def feed(self, rows: Rows) -> pa.Table:
-        """One epoch with these rows. What it emits.
+        """Run one epoch with these rows. Returns its output.
 
-        If it moves the watermark over timers, they fire in an epoch of their own that follows at
+        If the epoch moves the watermark past timers, they fire in a further epoch that follows at
         once, as in a job.
         """
         table = self._on_time(self._table(rows))
@@ -81,7 +81,7 @@ class KeyedHarness:
         return self._after(out)
 
     def advance(self, *, to: datetime | None = None, by: timedelta | None = None) -> pa.Table:
-        """Move the clock of processing, and fire what is due by then."""
+        """Move the processing clock, and fire the timers that are due."""
         if (to is None) == (by is None):
             raise JobError("advance takes to= or by=", hint="give one of them")
         then = (
@@ -91,14 +91,14 @@ class KeyedHarness:
         return self._run(self.rows.empty_table())
 
     def watermark(self, to: datetime) -> pa.Table:
-        """Move the watermark, and fire what is due by then. It never goes back."""
+        """Move the watermark, and fire the timers that are due. It never goes back."""
         if self._delay is None:
             raise JobError("this step has no watermark", hint='give watermark="10 minutes"')
         self._move(datetime_to_micros(to))
         return self._run(self.rows.empty_table())
 
     def state(self, key: Any = None) -> Any:
-        """All that is kept, as a table; or a dict of what is kept for a key, None if nothing is."""
+        """The whole state as a table; or the state of a key as a dict, None if there is none."""
         time = self._time()
         seen = self.step.read(self._stored, time)
         gone = self.step.is_expired(self._stored, time)
@@ -145,7 +145,7 @@ class KeyedHarness:
     def _keep(
         self, keys: list[Any], table: pa.Table, state: pa.Table, changed: Any, live: Any
     ) -> None:
-        """Only what has changed is written, and what is not live is not there any more."""
+        """Write only the keys that changed, and remove those that are no longer live."""
         changed_keys = {key for key, is_changed in zip(keys, changed, strict=True) if is_changed}
         stay = [n for key, n in self._keys.items() if key not in changed_keys]
         stayed = [key for key in self._keys if key not in changed_keys]

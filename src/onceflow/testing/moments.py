@@ -1,8 +1,8 @@
-"""The moments of some work at which it leaves Python for what lasts: files, sockets, a database.
+"""The moments at which some work calls code outside of Python: for files, sockets, databases.
 
-A sink that anybody wrote has no fault points. But whatever it does to its target, it does by a
-call that leaves Python, and the interpreter tells of each of them, before and after. So a test can
-break the work, or look at the target, between every two of its effects.
+A sink of another package has no fault points. But it changes its target only by calls that leave
+Python, and the interpreter reports each of them, before and after. So a test can interrupt the
+work, or look at the target, between every two of its effects.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 _SYSTEM = {"_io", "_socket", "_ssl", "fcntl", "io", "posix", "socket", "sqlite3", "ssl"}
-# They change nothing, so before and after them the target is the same.
+# These change nothing: the target is the same before and after them.
 _LOOKS = {
     "fetchall", "fetchone", "fileno", "fspath", "fstat", "getpid", "listdir", "lstat", "read",
     "readall", "readinto", "readline", "readlines", "scandir", "seek", "stat", "tell", "urandom",
@@ -31,7 +31,7 @@ _STILL = 0.05  # seconds
 def at_moments(act: Callable[[int], None]) -> Iterator[None]:
     """Call `act` with 1, 2, 3 … at each moment of what this thread does in the block.
 
-    What `act` does itself has no moments. What the block has other threads do has none either.
+    Calls by `act` itself and by other threads do not count.
     """
     count = 0
 
@@ -71,7 +71,7 @@ def _imports(frame: FrameType) -> bool:
 
 
 class Aside:
-    """Work in a thread of its own that we let go first, unless it waits for something of ours."""
+    """Work in another thread that runs first, unless it waits for something that we hold."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
@@ -91,14 +91,14 @@ class Aside:
         self._moments = moment
 
     def let_go_first(self) -> None:
-        """Returns when it has ended, or waits for something: a lock, perhaps, that we hold."""
+        """Return when the work has ended, or waits for something, such as a lock that we hold."""
         seen = -1
         while self._thread.is_alive() and not (seen == self._moments and self._waits()):
             seen = self._moments
             self._thread.join(_STILL)
 
     def _waits(self) -> bool:
-        """It did nothing for a while: does it wait, or has the machine not come to it?"""
+        """It did nothing for a while: does it wait, or did the machine not run it?"""
         try:
             stat = Path(f"/proc/self/task/{self._thread.native_id}/stat").read_text()
         except OSError:
@@ -106,7 +106,7 @@ class Aside:
         return stat.rpartition(") ")[2].startswith("S")
 
     def end(self) -> None:
-        """Wait for its end. What it raised is raised here."""
+        """Wait for its end, and raise the error that it raised."""
         self._thread.join()
         if self._failure is not None:
             raise self._failure

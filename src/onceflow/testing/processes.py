@@ -1,8 +1,8 @@
 """Work of a test in another process, which may be killed in the middle of it.
 
-Children are forked from a server that has one thread and has imported what they need, so a child
-costs some milliseconds and no test forks a process that has threads. What they run is found by its
-name: the class of a test must be importable, not defined inside a function.
+Children are forked from a server that has one thread and has imported all modules, so a child
+costs some milliseconds and no test forks a process that has threads. Children find their work by
+its name: the class of a test must be importable, not defined inside a function.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from onceflow import faults
 
 CONTEXT = multiprocessing.get_context("forkserver")
-# What is not there is left out. Arrow imports pandas, slowly, for some tables.
+# Modules that are not installed are skipped. Arrow imports pandas, slowly, for some tables.
 CONTEXT.set_forkserver_preload(
     ["pytest", "pyarrow.parquet", "pandas", "onceflow.sinks", "onceflow.testing.contract"]
 )
@@ -77,7 +77,7 @@ def child(work: Callable[..., Any], *args: Any) -> Iterator[Child]:
 
 
 def in_another_process(work: Callable[..., Any], *args: Any) -> Any:
-    """What `work(*args)` returns there; what it raises is raised here."""
+    """Run `work(*args)` there; return its result, or raise its error."""
     with child(_answer, work, args) as process:
         try:
             (answer,) = process.hear()
@@ -90,7 +90,7 @@ def in_another_process(work: Callable[..., Any], *args: Any) -> Any:
 
 
 def is_killed(work: Callable[..., Any], *args: Any) -> bool:
-    """Is a process killed (by itself) that does the work?"""
+    """Run the work in another process. Was it killed (by itself)?"""
     try:
         in_another_process(work, *args)
     except Killed:

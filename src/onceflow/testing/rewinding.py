@@ -1,4 +1,4 @@
-"""What a sink must hold that can take back what it published (`CanRewind`)."""
+"""The contract of sinks that can take back published epochs (`CanRewind`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GRANDCHILD = "4d8fad5b-d9cb-469f-a165-70867728950e"
 
 
 class Rewinding(SinkUnderTest):
-    """Tests of `rewind`; a sink that does not have it skips them."""
+    """Tests of `rewind`; they are skipped for a sink that does not have it."""
 
     def test_a_rewind_takes_back_what_came_after_the_cut(self) -> None:
         cut = self._four_epochs()[1]

@@ -1,4 +1,4 @@
-"""Every row of an epoch reaches the target, as it was and as often as it was, in every mode."""
+"""Every row of an epoch reaches the target unchanged and just as often, in every mode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHILD = "2b8fad5b-d9cb-469f-a165-70867728950e"
 
 
 class Rows(SinkUnderTest):
-    """Tests of what becomes of rows."""
+    """Tests of the rows in the target."""
 
     def test_values_come_back_as_they_were(self) -> None:
         rows = awkward_rows(self.schema, 0)

@@ -1,4 +1,4 @@
-"""Rows of any columns, told apart by their `id`, and in what two lots of them differ."""
+"""Rows of any columns, each with an `id`, and the difference between two lists of them."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _AWKWARD: dict[str, list[Any]] = {
 
 
 def make_row(schema: str, number: int, *, version: int = 0) -> Row:
-    """The row with `number` as its id; its other values follow from number and version."""
+    """The row with `number` as its id; its other values depend on number and version."""
     seed = number + 1000 * version
     return {**{f["name"]: _value(f["type"], seed) for f in _fields(schema)}, "id": number}
 
 
 def awkward_rows(schema: str, first: int) -> list[Row]:
-    """Rows with nulls, and with every value that is easily changed on its way."""
+    """Rows with nulls, and with values that a sink might easily change."""
     kinds = {f["name"]: f["type"] for f in _fields(schema)}
     values = {name: [None, *_awkward(kind)] for name, kind in kinds.items()}
     return [
@@ -52,8 +52,8 @@ def awkward_rows(schema: str, first: int) -> list[Row]:
 
 
 def difference(found: Iterable[Row], wanted: Iterable[Row]) -> str:
-    """What is wrong with `found`, in words; empty if it has just the rows that are wanted, each as
-    often. Columns that the wanted rows do not have are not compared."""
+    """A description of the errors in `found`; empty if it has just the wanted rows, each as often.
+    Does not compare columns that the wanted rows do not have."""
     found, wanted = list(found), list(wanted)
     names = list(wanted[0]) if wanted else []
     extra, lost = _without(found, wanted, names), _without(wanted, found, names)
@@ -72,7 +72,7 @@ def difference(found: Iterable[Row], wanted: Iterable[Row]) -> str:
 
 
 def _without(rows: list[Row], others: list[Row], names: list[str]) -> list[Row]:
-    """Those of `rows` that `others` do not have, or do not have so often."""
+    """The rows that `others` does not have, or does not have as often."""
     left = Counter(_key(row, names) for row in others)
     found = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""A stand-in for the driver: it does with a sink what `protocol/epoch.py` does, without Spark."""
+"""A stand-in for the driver: it calls a sink as `protocol/epoch.py` does, without Spark."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LINEAGE = "0f8fad5b-d9cb-469f-a165-70867728950e"
 
 @dataclass
 class StandIn:
-    """The driver of one term, for one output. Each step is that of the epoch protocol."""
+    """The driver of one term, for one output. Its steps are those of the epoch protocol."""
 
     sink: Sink
     home: Path
@@ -69,7 +69,7 @@ class StandIn:
         clean_up_of(self.sink).settled(self.output)
 
     def rewind(self, cut: Publication) -> None:
-        """Go back to where the target was after `cut`, in a lineage of our own."""
+        """Return the target to its state after `cut`, in our own lineage."""
         to = Position(self.lineage, cut.epoch)
         require_rewind(self.sink).rewind(
             self.output, cut=cut.position, to=to, term=self.term, decision=cut.decision
@@ -90,9 +90,9 @@ class StandIn:
     def stage(
         self, epoch: int, rows: Iterable[Row], *, group: int | None = None, empty: bool = False
     ) -> Publication:
-        """Stage rows and harden them. What is returned is what a decision would say.
+        """Stage rows and harden them. Returns the decision of the epoch.
 
-        `group`: rows of a row group. `empty`: with a file without rows between the two others.
+        `group`: rows of a row group. `empty`: add a file without rows between the two others.
         """
         tag = f"{self.lineage[:8]}-{epoch}-{self.term}-{uuid.uuid4().hex[:8]}"
         folder = self.home / "staged" / tag
@@ -135,7 +135,7 @@ class StandIn:
         )
 
     def _write(self, rows: list[Row], root: Path, group: int | None) -> None:
-        """Two files in each folder that has several rows, so that a part of them can be seen."""
+        """Write two files in each folder with several rows, so that tests can see a part."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -154,7 +154,7 @@ class StandIn:
                     pq.write_table(table, folder / name, row_group_size=group)
 
     def _empty_file(self, before: Committable) -> Committable:
-        """In the same folder, with a name that follows."""
+        """A file without rows in the same folder, with the next name."""
         import pyarrow.parquet as pq
 
         path = Path(before.path).with_name(f"part-00001-{uuid.uuid4()}.parquet")
@@ -172,7 +172,7 @@ class StandIn:
 
 
 def folder_values(sink: Sink, row: Row) -> tuple[str, ...]:
-    """What Spark makes of the columns of `by` when it names folders after them."""
+    """The names of the folders that Spark makes for the columns of `by`."""
     return tuple(_text(row[name]) for name in partition_names(sink))
 
 

@@ -1,4 +1,4 @@
-"""A sink under test: what its author says of it, and drivers, rows and checks for it."""
+"""A sink under test: the hooks of its author, and drivers, rows and checks for it."""
 
 from __future__ import annotations
 
@@ -19,34 +19,32 @@ from onceflow.testing.stand_in import OUTPUT, StandIn, folder_values
 
 
 class SinkUnderTest:
-    """`make_sink` and `read_rows` must be given; the rest has defaults.
+    """Define `make_sink` and `read_rows`; all other hooks have defaults.
 
-    Each test has a folder of its own. A sink whose target is elsewhere takes the folder's name for
-    that of a table, a topic or a schema that nobody else uses.
+    Each test has a folder of its own. If the target is elsewhere, use the name of the folder for a
+    table, a topic or a schema that nobody else uses.
     """
 
     columns: ClassVar[str] = (
         "id long, name string, amount decimal(20,4), ratio double, ok boolean, day date, "
         "at timestamp, data binary, tags array<string>, place struct<x: long, y: string>"
-    )  # the first is `id long`; leave out the types that the sink does not take
-    modes: ClassVar[tuple[str, ...]] = ()  # what it takes, if that is not all of `Sink.modes`
+    )  # the first is `id long`; leave out types that the sink does not accept
+    modes: ClassVar[tuple[str, ...]] = ()  # those to test, if not all of `Sink.modes`
     secret: ClassVar[str] = ""  # a password that `make_sink` gives to the sink
-    tries: ClassVar[int] = 8  # a publish is killed, or its driver replaced, at so many moments
-    upserts: ClassVar[bool] = (
-        False  # does the target keep one row of each `id`, in append mode too?
-    )
+    tries: ClassVar[int] = 8  # at so many moments a publish is killed, or its driver replaced
+    upserts: ClassVar[bool] = False  # even in append mode: does it keep one row of each `id`?
 
     def make_sink(self, folder: Path) -> Sink:
-        """A new sink. All that are made for one folder have one target, which is not created."""
+        """A new sink. All sinks of one folder have the same target, which this does not create."""
         raise NotImplementedError
 
     def read_rows(self, folder: Path) -> list[Row]:
-        """The committed rows, read by the target's own means and not by the sink; none if there is
-        no target yet. Values are as Arrow's `to_pylist` gives them: times in UTC."""
+        """The committed rows, read with the target's own client and not with the sink; none if
+        there is no target yet. Values are those of Arrow's `to_pylist`: times in UTC."""
         raise NotImplementedError
 
     def read_epochs(self, folder: Path) -> list[Row]:
-        """The same by a reader that sees whole epochs, if plain readers may see a part of one."""
+        """The same, by a reader that sees whole epochs only, if plain readers may see parts."""
         return self.read_rows(folder)
 
     def read_latest(self, folder: Path) -> list[Row]:
@@ -54,19 +52,19 @@ class SinkUnderTest:
         return self.read_rows(folder)
 
     def has_target(self, folder: Path) -> bool:
-        """Was the target, or anything for it, created?"""
+        """Does the target exist, or anything that belongs to it?"""
         return any(folder.iterdir())
 
     def folders(self, sink: Sink, row: Row) -> tuple[str, ...]:
-        """A value for each level of sub-folders, if these are not columns."""
+        """A value for each level of sub-folders, if they are not columns."""
         return folder_values(sink, row)
 
     def commit_fails(self, sink: Sink, *, landed: bool) -> AbstractContextManager[object] | None:
-        """In the block, the first commit of this sink ends with an error. `landed`: it has taken
-        effect all the same. None: what the sink makes of such an error is not tested."""
+        """In the block, the first commit of this sink fails with an error. `landed`: it takes
+        effect nevertheless. None: errors of commits are not tested."""
         return None
 
-    # -------------------------------------------------------------- what tests are made of
+    # -------------------------------------------------------------- tools for tests
 
     def begin(self, root: Path, session: Any = None) -> None:
         self.root, self._session = root, session
@@ -80,7 +78,7 @@ class SinkUnderTest:
         self.large: set[int] = set()  # epochs with many rows
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_session": None}  # a session does not go to another process
+        return {**vars(self), "_session": None}  # a session cannot be sent to another process
 
     def driver(self, term: int, **changes: Any) -> StandIn:
         """A driver with a sink of its own."""
@@ -103,17 +101,17 @@ class SinkUnderTest:
         return [driver.run(epoch, self.rows(epoch)) for epoch in epochs][-1]
 
     def ledger(self, output: str = OUTPUT) -> Ledger:
-        """As a driver that has just come reads it."""
+        """The ledger, as a new driver reads it."""
         driver = self.driver(0, output=output)
         driver.sink.prepare(output, self.schema, driver.mode)
         return driver.sink.published(output)
 
     def moments(self, work: Callable[[], object], tries: int | None = None) -> list[int]:
-        """Do the work and see how many moments it has; `tries` of them, from first to last."""
+        """Do the work and count its moments; return `tries` of them, from first to last."""
         passed: list[int] = []
         with at_moments(passed.append):
             work()
-        assert passed, "nothing was done that lasts"
+        assert passed, "the work made no call that leaves Python"
         steps = max(1, (tries or self.tries) - 1)
         return sorted({1 + (len(passed) - 1) * n // steps for n in range(steps + 1)})
 
