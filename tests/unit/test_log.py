@@ -189,7 +189,7 @@ def test_an_output_folder_is_not_taken_for_a_log(tmp_path: Path) -> None:
         ({"schema": "_Appended_At long"}, "has a name that the log uses itself"),
         ({"schema": "a long, A string"}, "twice"),
         ({"schema": pa.schema([("a", pa.int64()), ("a", pa.int64())])}, "twice"),
-        ({"schema": pa.schema([])}, "no columns"),
+        ({"schema": pa.schema([])}, "at least one column"),
         ({"schema": pa.schema([("a", pa.duration("s"))])}, "a is of the Arrow type duration"),
         ({"schema": "a interval"}, "'interval' is not a type"),
         ({"schema": "{}"}, "is not a schema"),
