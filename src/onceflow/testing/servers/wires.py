@@ -1,4 +1,4 @@
-"""How messages follow each other on a connection, and which answer belongs to which request."""
+"""The messages on a connection: their sizes, and which answer belongs to which request."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _END_TXN = 26  # the key of this request in Kafka's protocol
 
 
 class Wire(Protocol):
-    """What is said on one connection. Sizes are 0 while the message is not whole."""
+    """The messages of one connection. A size is 0 while the message is not complete."""
 
     def request_size(self, data: bytearray) -> int:
-        """Of the first message in what the client has sent."""
+        """The size of the first message in the data of the client."""
 
     def answer_size(self, data: bytearray) -> int:
-        """Of the first message in what the server has sent."""
+        """The size of the first message in the data of the server."""
 
     def answers(self, message: bytes, request: bytes) -> bool:
         """Is this message of the server the answer to this request?"""
@@ -35,8 +35,8 @@ class KafkaWire:
 
 
 class PostgresWire:
-    """Type and size; but no type before the start-up message, and one byte in answer to a question
-    about encryption. Only where that answer is no can anything be understood."""
+    """Type and size; but no type before the start-up message, and one byte in answer to a request
+    for encryption. If the server agrees to encrypt, the messages cannot be read."""
 
     def __init__(self) -> None:
         self._started = False
@@ -73,7 +73,7 @@ def commit(request: bytes) -> bool:
 
 
 def messages(buffer: bytearray, size_of: Callable[[bytearray], int]) -> list[bytes]:
-    """Takes the whole messages out of the buffer."""
+    """Remove the complete messages from the buffer, and return them."""
     found = []
     while size := size_of(buffer):
         found.append(bytes(buffer[:size]))
