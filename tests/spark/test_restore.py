@@ -495,7 +495,7 @@ def test_an_unknown_choice_or_output_is_refused(world: World) -> None:
     world.live("files")
     savepoint = world.savepoint("one")
     refusals: list[tuple[dict[str, str], str]] = [
-        ({"": "forget"}, "'forget' is no choice"),
+        ({"": "forget"}, "'forget' is not a choice"),
         ({"": "skip", "files/other": "skip"}, "the job has no output files/other"),
         (
             {"files/other": "skip"},

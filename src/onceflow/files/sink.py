@@ -157,6 +157,7 @@ class Files(FolderSink):
                     hint="name a new or an empty folder",
                 )
             return
+        self._commit_log.check_manifests()
         self._refuse_other_owner(output)
         if folder.schema:
             refuse_difference(str(self), columns(folder.schema), columns(schema))

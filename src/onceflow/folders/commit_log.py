@@ -267,6 +267,13 @@ class CommitLog:
             raise kind(f"{where} is missing", hint="put it back from a backup")
         return unseal(data, _MANIFEST, _subject(name, self.state), where)
 
+    def check_manifests(self) -> None:
+        """`Damaged` if a manifest that the newest roll-up names is not as it was written. Those are
+        fewer than `_FAN_OUT` of each level, however many there are below them."""
+        for reference in self.state.manifests:
+            with suppress(Forgotten):
+                self.read_manifest(reference["name"])
+
     def published(self, wanted: Callable[[Reference], bool] | None = None) -> Iterator[Commit]:
         """The commits with files, oldest first. Skips manifests that are not `wanted`."""
         for reference in self.state.manifests:
