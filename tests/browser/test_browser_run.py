@@ -282,7 +282,7 @@ def test_every_view_fits_and_is_accessible(
         if name == "run":
             tab.page.locator("iframe").scroll_into_view_if_needed()
             report = tab.page.frame_locator("iframe").locator("body")
-            expect(report).to_contain_text("Every row of the truth is in its target exactly once")
+            expect(report).to_contain_text("Every expected row is in its target exactly once")
         tab.shoot(screenshots, f"{name}-{kind}")
         assert (name, tab.too_wide()) == (name, "")
         assert (name, tab.structure()) == (name, [])

@@ -289,6 +289,8 @@ def test_too_many_viewers_are_refused_and_the_page_stays(home: Path) -> None:
             assert got.status == 503
             assert "the page has too many viewers" in got.text
             assert got.headers["retry-after"] == "10"
+            events = ask(page, "/api/events")
+            assert (events.status, events.headers["retry-after"]) == (503, "10")
             assert ask(page, "/").status == 200
         patiently(lambda: not live.is_full)
 

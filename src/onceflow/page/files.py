@@ -53,16 +53,15 @@ def signature(path: Path) -> tuple[tuple[int, int, int] | None, bool]:
 
 
 class JsonFile:
-    """A JSON file that its writer replaces as a whole. `body` is None while it cannot be read."""
+    """A JSON file that its writer replaces as a whole. `body` is empty while it cannot be read."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._changes = path, Changes(path)
-        self.body: Row | None = None
+        self.body: Row = {}
 
-    def read(self) -> Row | None:
+    def read(self) -> None:
         if self._changes.any():
-            self.body = read_json(self._path)
-        return self.body
+            self.body = read_json(self._path) or {}
 
 
 class JsonLinesFile:

@@ -125,7 +125,7 @@ class JobCache:
 
     def reported_at(self) -> str | None:
         """When a driver wrote its last report; this driver or an earlier one."""
-        at = (self._progress.body or {}).get("at")
+        at = self._progress.body.get("at")
         return at if timestamp(at) is not None else None
 
     def is_fresh(self) -> bool:
@@ -135,7 +135,7 @@ class JobCache:
 
     def _is_of_leader(self) -> bool:
         """Did the driver that leads write the last report?"""
-        pid = (self._progress.body or {}).get("pid")
+        pid = self._progress.body.get("pid")
         return self._holder is not None and pid == self._holder.pid
 
     def _leads(self, holder: Holder) -> str:
@@ -171,9 +171,8 @@ class JobCache:
         decided = [q.last for q in queries if q.last is not None]
         newest = max((entry["at"] for entry in decided), default=None)
         if any(q.get("published_s_ago") is not None for q in progress.values()):
-            body = self._progress.body or {}
             since = min(q.get("published_s_ago") or 1e9 for q in progress.values())
-            newest = iso((timestamp(body.get("at")) or now) - since)
+            newest = iso((timestamp(self.reported_at()) or now) - since)
         outputs = {
             f"{q.name}/{name}": target.get("guarantee")
             for q in queries

@@ -127,9 +127,9 @@ def _is_alive(pid: Any) -> bool:
 # ---------------------------------------------------------------- progress
 
 
-def progress_of_queries(body: Row | None) -> dict[str, Row]:
+def progress_of_queries(body: Row) -> dict[str, Row]:
     """Query -> its known fields in `progress.json`."""
-    queries = (body or {}).get("queries")
+    queries = body.get("queries")
     found = queries if isinstance(queries, list) else []
     return {str(q["query"]): _known(q) for q in found if isinstance(q, dict) and "query" in q}
 

@@ -32,20 +32,14 @@ __all__ = [
 ]
 
 # Imported when they are asked for: they load Arrow, and commands import this package without it.
-_WHERE = {
-    "Deduplicate": "ready.running",
-    "JoinLast": "ready.join_last",
-    "KeyedProcess": "process",
-    "Last": "ready.running",
-    "ListState": "states",
-    "MapState": "states",
-    "ReducingState": "states",
-    "Sessions": "ready.sessions",
-    "Timer": "states",
-    "TopN": "ready.running",
-    "Totals": "ready.running",
-    "ValueState": "states",
+_NAMES = {
+    "process": ("KeyedProcess",),
+    "states": ("ListState", "MapState", "ReducingState", "Timer", "ValueState"),
+    "ready.join_last": ("JoinLast",),
+    "ready.running": ("Deduplicate", "Last", "TopN", "Totals"),
+    "ready.sessions": ("Sessions",),
 }
+_WHERE = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

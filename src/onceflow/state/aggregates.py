@@ -66,8 +66,6 @@ def _find_extremes(how: str, array: pa.Array, index: Ints, starts: Ints) -> pa.A
         raw = array.cast(bits) if t.is_temporal(kind) else array
         numbers = raw.to_numpy(zero_copy_only=False)
         best = np.fmin if how == "min" else np.maximum  # NaN is the largest
-        if not len(starts):
-            return array
         return pa.array(best.reduceat(numbers, starts), raw.type).cast(kind)
     order = pc.sort_indices(
         pa.table({"key": pa.array(index), "value": array}),
@@ -84,12 +82,10 @@ def _sum(array: pa.Array, starts: Ints) -> pa.Array:
         return _sum_decimals(array, starts)
     if t.is_floating(array.type):
         numbers = array.cast(pa.float64()).to_numpy(zero_copy_only=False)
-        return pa.array(np.add.reduceat(numbers, starts) if len(starts) else numbers, pa.float64())
+        return pa.array(np.add.reduceat(numbers, starts), pa.float64())
     if not t.is_integer(array.type):
         raise TypeError(f"sum: {array.type} is not a number")
     whole = array.cast(pa.int64()).to_numpy(zero_copy_only=False)
-    if not len(starts):
-        return pa.array(whole, pa.int64())
     sums = np.add.reduceat(whole, starts)
     # A sum that wrapped is off by a multiple of 2**64, more than any rounding of doubles.
     rough = np.add.reduceat(whole.astype(np.float64), starts)

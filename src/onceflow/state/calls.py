@@ -143,9 +143,9 @@ class Timeline:
             high = np.where(searching & ~before, middle, high)
         return low
 
-    def settled(self, ids: Ints, upcoming: Ints, watermark: int | None) -> Ints:
+    def settled(self, ids: Ints, upcoming: Ints, time: Time) -> Ints:
         """For each key the time before which no row is to come, if `upcoming` is its next row."""
-        known = np.full(len(ids), LONG_AGO if watermark is None else watermark, np.int64)
+        known = np.full(len(ids), time.passed, np.int64)
         if self.at is None or not len(self.at):
             return known
         waiting = upcoming < self.ends[ids]
@@ -236,7 +236,7 @@ class SliceRun:
 
     def _process_rows(self, pending: Pending, until: Ints) -> Pending:
         rows, index = self._slice_rows(pending.next, until)
-        settled = self._timeline.settled(pending.ids, until, self._time.watermark)
+        settled = self._timeline.settled(pending.ids, until, self._time)
         keys = self._take_keys(pending.ids)
         call = Call(self._time, len(keys), index, settled, rows, pending.columns)
         site = self._site(self._caller.bound.rows or "process", keys)
@@ -259,7 +259,7 @@ class SliceRun:
         endless = np.flatnonzero(pending.fired > _MOST_FIRED)
         if len(endless):
             raise self._endless(self._site(method, keys.take(pa.array(endless))), fired)
-        settled = self._timeline.settled(pending.ids, pending.next, self._time.watermark)
+        settled = self._timeline.settled(pending.ids, pending.next, self._time)
         call = Call(self._time, len(keys), None, settled, None, pending.columns, fired)
         result = self._caller.call(call, keys, self._site(method, keys))
         cleared = {name: set_null(pending.columns[name], mask) for name, mask in fired.items()}
@@ -321,10 +321,10 @@ class SliceRun:
         """The time of writing: now, or on the clock of events that of the last row or the timer."""
         if clock != EVENT:
             return np.full(len(pending.ids), self._time.now, np.int64)
-        watermark = LONG_AGO if self._time.watermark is None else self._time.watermark
+        passed = self._time.passed
         if event is None:
-            return np.full(len(pending.ids), watermark, np.int64)
-        return np.where(event == LONG_AGO, watermark, event)
+            return np.full(len(pending.ids), passed, np.int64)
+        return np.where(event == LONG_AGO, passed, event)
 
 
 def _find_changes(old: pa.Array, new: pa.Array) -> Bools:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from onceflow.errors import JobError
 from onceflow.state.aggregates import fold, reduce
 from onceflow.state.states import Binding, Column, ReducingState, StateDeclaration
-from onceflow.state.vectors import Bools, Ints, to_array, to_datetime
+from onceflow.state.vectors import LONG_AGO, Bools, Ints, to_array, to_datetime
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,11 @@ class Time:
     now: int
     watermark: int | None
     epoch: int
+
+    @property
+    def passed(self) -> int:
+        """The watermark; without one, before every time."""
+        return LONG_AGO if self.watermark is None else self.watermark
 
     @property
     def now_at(self) -> datetime:

@@ -133,9 +133,8 @@ class Step:
         return pa.table([found[name] for name in self.states.names], schema=self.states)
 
     def _read(self, values: pa.Table, time: Time) -> dict[str, pa.Array]:
-        known = LONG_AGO if time.watermark is None else time.watermark
         stored = {name: combine(values[name]) for name in self.values.names}
-        return self._expiry.read(stored, np.full(len(values), known, np.int64), time.now)
+        return self._expiry.read(stored, np.full(len(values), time.passed, np.int64), time.now)
 
     def _find_live(self, columns: Mapping[str, pa.Array], size: int) -> Bools:
         live = np.zeros(size, np.bool_)
@@ -146,8 +145,7 @@ class Step:
 
 def _event_clock(timeline: Timeline, stored: Mapping[str, pa.Array], time: Time) -> Ints:
     """The event time of each key, by which its values expire (see the top of this module)."""
-    known = LONG_AGO if time.watermark is None else time.watermark
-    clock = np.full(len(timeline.starts), known, np.int64)
+    clock = np.full(len(timeline.starts), time.passed, np.int64)
     if not timeline.timers or time.watermark is None:
         return clock
     return np.minimum(clock, timeline.first_due(stored, EVENT, time.watermark))
