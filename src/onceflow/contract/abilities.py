@@ -1,14 +1,14 @@
-"""What a sink may do beside publishing: each ability is a small class that a sink inherits from.
+"""Abilities of a sink beside publishing: each is a small class that a sink inherits from.
 
-    CanStage        turn what Spark staged into what `publish` wants
-    CanRefuseRows   name the rows that the target can never take
+    CanStage        convert the files that Spark staged into those that `publish` needs
+    CanRefuseRows   name the rows that the target can never store
     CanPartition    divide rows into sub-folders, and into files of some size
     CanAdd          make rows visible without a ledger: the weaker guarantees
-    CanRewind       take back what was published after a cut
-    HasReaders      know which jobs have read what it would take back
-    CanCleanUp      remove what older drivers left, and what grows with the number of epochs
+    CanRewind       take back the epochs that were published after a cut
+    HasReaders      know which jobs have read rows that a rewind would take back
+    CanCleanUp      remove the leftovers of older drivers, and data that grows with every epoch
 
-The code asks for an ability and never for the class of a sink.
+Code checks for an ability, never for the class of a sink.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Staged:
     """The rows of one epoch of one output, staged as Parquet where no reader sees them."""
 
     files: tuple[Committable, ...]
-    folder: Path  # of this output; what a sink adds goes beside it, under `scratch`
-    scratch: Path
+    folder: Path
+    scratch: Path  # for files that the sink adds in `stage`
     tag: str  # <lineage>-<epoch>-<term>-<attempt>: part of the name of every staged file
     schema: str
     read: Callable[[], Any]  # the staged rows as a Spark DataFrame, for sinks that convert
@@ -39,7 +39,7 @@ class Staged:
 class CanStage(ABC):
     @abstractmethod
     def stage(self, staged: Staged) -> tuple[Committable, ...]:
-        """Turn the staged Parquet files into what `publish` wants. Raises `BadRows`."""
+        """Convert the staged Parquet files into those that `publish` needs. Raises `BadRows`."""
 
 
 class CanRefuseRows(ABC):
@@ -47,10 +47,10 @@ class CanRefuseRows(ABC):
 
     @abstractmethod
     def unstorable(self, file: Committable, schema: str) -> dict[int, str]:
-        """Rows of a staged file that the target can never take: number in the file -> why.
+        """The rows of a staged file that the target can never store: number in the file -> why.
 
-        They go to the output that `on_bad` names. Only asked for if it names one; else it is
-        `stage` that refuses them.
+        onceflow moves them to the output that `on_bad` names. Without `on_bad` it does not call
+        this method; then `stage` must refuse such rows.
         """
 
 
@@ -58,7 +58,7 @@ class CanPartition(ABC):
     """A sink that publishes the staged files themselves."""
 
     by: tuple[str, ...] = ()  # each makes a level of sub-folders
-    roll_bytes: int | None = None  # about how large one staged file may become
+    roll_bytes: int | None = None  # the approximate size at which a new staged file begins
 
     @abstractmethod
     def by_columns(self) -> list[Any]:
@@ -68,29 +68,30 @@ class CanPartition(ABC):
 class CanAdd(ABC):
     @abstractmethod
     def add(self, publication: Publication) -> None:
-        """Make the rows visible once, whatever was before; a second call makes them visible twice.
+        """Make the rows visible; a second call makes them visible once more.
 
-        For outputs that chose a weaker guarantee. Staged files that are gone had been added: they
-        are swept after that. A call that was killed leaves nothing that prevents a later one.
+        For outputs with a weaker guarantee. If staged files are missing, their rows were added
+        before: onceflow sweeps files only after that. A call that was killed must not prevent a
+        later one.
         """
 
 
 class CanRewind(ABC):
-    """A sink whose settings prevent it sets `no_rewind`, and is not asked."""
+    """A sink whose settings prevent a rewind sets `no_rewind`; then onceflow never calls it."""
 
     @abstractmethod
     def rewind(self, output: str, *, cut: Position, to: Position, term: int, decision: str) -> None:
-        """Take back what `output` published after `cut`, and nobody else's rows, and move its
-        ledger to `to`, in one atomic step.
+        """Take back the rows that `output` published after `cut`, but no rows of others, and move
+        its ledger to `to`, in one atomic step.
 
         `to` is the cut in a new lineage, `decision` the nonce of the cut's own decision. If the
-        ledger is in that lineage already, it was done before: nothing changes. A term above ours
-        is `Fenced`; a ledger that has not come to the cut is `TargetBehind`.
+        ledger is in that lineage already, an earlier call did it: change nothing. Raise `Fenced`
+        for a term above ours, and `TargetBehind` if the ledger has not reached the cut.
         """
 
     @abstractmethod
     def refuse_rewind(self, output: str, cut: Position) -> None:
-        """Raise what `rewind` would raise if it cannot go back to this cut. Changes nothing."""
+        """Raise the error of `rewind` if it cannot go back to this cut. Changes nothing."""
 
 
 class HasReaders(ABC):
@@ -100,32 +101,32 @@ class HasReaders(ABC):
     def refuse_readers(
         self, output: str, cut: Position, offsets: Callable[[str, str], list[int] | None]
     ) -> None:
-        """`JobError` if a job has read rows that `rewind` to this cut would take back.
+        """Raise `JobError` if a job has read rows that `rewind` to this cut would take back.
 
         `offsets`: home and name of a reader -> the next offset of each partition that it reads;
-        None if its home does not tell.
+        None if its home does not have them.
         """
 
 
-class CanCleanUp(ABC):  # noqa: B024 - each of these may be left out
+class CanCleanUp(ABC):  # noqa: B024 - a sink may leave out each of these methods
     def shut_out(self, output: str) -> None:
-        """End what older drivers of this output left open in the target.
+        """End the transactions that older drivers of this output left open in the target.
 
-        All outputs of a job are asked before the first of them is fenced: what one driver left
-        open for one output can hide the ledger of another. `fence` works without it.
+        onceflow calls it for all outputs of a job before it fences the first of them: an open
+        transaction of one output can hide the ledger of another. `fence` must work without it.
         """
 
     def sweep(self, *, below_term: int) -> None:
-        """Remove what older terms staged in the target itself."""
+        """Remove the files that older terms staged in the target itself."""
 
     def settled(self, output: str) -> None:
-        """All decided epochs are published: the last chance to notice what somebody else wrote."""
+        """Notice foreign writes if you can: all decided epochs are published now."""
 
     def tidy(self) -> None:
-        """Housekeeping after an epoch, beside other work: what must not grow with their number."""
+        """Remove data that grows with every epoch. Called after an epoch, beside other work."""
 
     def close(self) -> None:
-        """The job has ended: let go of connections. A later call connects again."""
+        """Close connections: the job has ended. A later call connects again."""
 
 
 def offered_guarantees(sink: Sink) -> tuple[Guarantee, ...]:
@@ -133,7 +134,7 @@ def offered_guarantees(sink: Sink) -> tuple[Guarantee, ...]:
 
 
 def partition_names(sink: Sink) -> tuple[str, ...]:
-    """What makes sub-folders of its target."""
+    """The names of the sub-folder levels in the target of a sink."""
     return sink.by if isinstance(sink, CanPartition) else ()
 
 
@@ -142,7 +143,7 @@ def stage(sink: Sink, staged: Staged) -> tuple[Committable, ...]:
 
 
 def clean_up_of(sink: Sink) -> CanCleanUp:
-    """The sink; one that does nothing, if it cannot clean up."""
+    """The sink itself, or an object that does nothing if the sink cannot clean up."""
     return sink if isinstance(sink, CanCleanUp) else _NO_CLEAN_UP
 
 
@@ -150,8 +151,8 @@ _NO_CLEAN_UP = CanCleanUp()
 
 
 def refuse_unused_methods(sink: Sink) -> None:
-    """`JobError` if a sink defines a method of an ability that it does not inherit from: nobody
-    would call it."""
+    """Raise `JobError` if a sink defines a method of an ability that it does not inherit from:
+    onceflow would never call it."""
     for ability in _ABILITIES:
         named = [name for name in vars(ability) if not name.startswith("_")]
         unused = [name for name in named if callable(getattr(type(sink), name, None))]
@@ -171,7 +172,7 @@ def can_rewind(sink: Sink) -> bool:
 
 
 def require_rewind(sink: Sink) -> CanRewind:
-    """The sink, as one that takes rows back. `JobError` if it cannot."""
+    """The sink, if it can take rows back. `JobError` if it cannot."""
     if isinstance(sink, CanRewind) and not sink.no_rewind:
         return sink
     why = f": {sink.no_rewind}" if sink.no_rewind else ""

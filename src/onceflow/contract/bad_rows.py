@@ -1,4 +1,4 @@
-"""Rows that cannot be parsed: how JSON is judged, and how a task says at which row it stopped."""
+"""Rows that cannot be parsed: check JSON, and report the row at which a task stopped."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FLAT = r"\A[ \t\r\n]*\{[^{}]*\}[ \t\r\n]*\z"  # nothing but an object without ot
 OPTIONS = {
     "mode": "PERMISSIVE",
     "columnNameOfCorruptRecord": CORRUPT,
-    "dateFormat": "yyyy-MM-dd",  # else 20260101 is a year
+    "dateFormat": "yyyy-MM-dd",  # otherwise Spark reads 20260101 as a year
 }
 
 
 def row_schema(schema: str | StructType | None, what: str, *, json: bool) -> StructType:
-    """The columns that `schema` names. `json`: they are to be read from JSON."""
+    """The columns in `schema`. `json`: refuse types that Spark misreads from JSON."""
     from pyspark.errors import PySparkException
     from pyspark.sql.types import DataType, StructType
 
@@ -51,10 +51,10 @@ def with_corrupt(schema: StructType) -> StructType:
 
 
 def parse_json(rows: DataFrame, text: str, schema: StructType, into: str = "parsed") -> DataFrame:
-    """With the column `into`, the object in `text`, and `<into>_fits`: it is one, and fits.
+    """Add the column `into`, the object in `text`, and `<into>_fits`: is it one that fits?
 
-    Spark's parser stops behind an object, so a second look finds the rest; but where the only
-    brace that closes ends the text, as in most, there is none.
+    Spark's parser stops at the end of the object, so a second parse looks for text behind it. It is
+    not needed if the only closing brace ends the text, as in most rows.
     """
     from pyspark.sql import functions as F
 
@@ -73,14 +73,14 @@ def parse_json(rows: DataFrame, text: str, schema: StructType, into: str = "pars
 
 
 def stop_at(place: Column, kind: str | DataType) -> Column:
-    """An expression of type `kind` that ends the task and says where: `place` is a struct."""
+    """An expression of type `kind` that fails the task and reports `place`, a struct."""
     from pyspark.sql import functions as F
 
     return F.raise_error(F.concat(F.lit(_MARK), F.to_json(place))).cast(kind)
 
 
 def stopped_at(error: BaseException) -> dict[str, Any] | None:
-    """If a task stopped at a row that cannot be parsed: the place that it named."""
+    """The place that a task reported when it stopped at a row that cannot be parsed."""
     found = re.search(re.escape(_MARK) + r"(\{.*\})", str(error))
     if found is None:
         return None

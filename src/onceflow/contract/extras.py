@@ -1,7 +1,7 @@
 """The packages that are not part of every installation: `pip install 'onceflow[NAME]'`.
 
-The core needs PySpark, Arrow, NumPy and click. Code that needs more calls `require` where it needs
-it, so that whoever lacks a package reads the one command that installs it.
+The core needs PySpark, Arrow, NumPy and click. Code that needs more calls `require` first, so that
+the error for a missing package shows the command that installs it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a target remembers of an output, and the one rule by which everybody publishes.
+"""The ledger of an output in its target, and the rule by which every sink publishes.
 
 The ledger of an output lives in the target itself and changes in the same atomic step as the
-rows. Publishing is a compare-and-set: from the position that the decision names to the epoch
-that it decided. `judge` is that comparison; every sink calls it inside its atomic step.
+rows. Publishing is a compare-and-set from the position that the decision names to the epoch that it
+decided. `judge` is that comparison; every sink calls it inside its atomic step.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class Position:
 
 @dataclass(frozen=True)
 class Ledger:
-    """What the target says: the newest term that was here, and what is published."""
+    """The content of a ledger: the newest term that fenced it, and the last published epoch."""
 
     term: int = 0
     position: Position | None = None
-    decision: str = ""  # nonce of the decision that was published last
+    decision: str = ""  # the nonce of the last published decision
 
 
 @dataclass(frozen=True)
 class Committable:
-    """One staged file: where it is and how to tell that it is whole.
+    """One staged file, with the size and the checksum that it must have.
 
     `partition` is the sub-folder that its rows belong to in the target ("" for none).
     """
@@ -46,13 +46,13 @@ class Committable:
 
 @dataclass(frozen=True)
 class Publication:
-    """All that a sink needs to make one decided epoch of one output visible."""
+    """Everything a sink needs to make one decided epoch of one output visible."""
 
     output: str  # job/query/output
     lineage: str
     epoch: int
     term: int  # of the driver that publishes
-    previous: Position | None  # what the ledger must say before
+    previous: Position | None  # the position that the ledger must have before
     files: tuple[Committable, ...]
     schema: str  # Spark's JSON
     mode: str
@@ -68,7 +68,7 @@ class Publication:
 
 
 class Guarantee(StrEnum):
-    """What an output promises for the rows of a decided epoch. The weaker ones keep no ledger."""
+    """The guarantee of an output for the rows of a decided epoch. Weaker ones keep no ledger."""
 
     EXACTLY_ONCE = "exactly-once"
     AT_LEAST_ONCE = "at-least-once"  # added again after a crash, if Spark did not commit the epoch
@@ -76,31 +76,31 @@ class Guarantee(StrEnum):
 
 
 class Outcome(Enum):
-    """What `publish` did."""
+    """The result of `publish`."""
 
     PUBLISHED = "published"
     ALREADY_PUBLISHED = "already published"
 
 
 class Verdict(Enum):
-    """What `judge` tells a sink to do."""
+    """The result of `judge`: publish the epoch, or do nothing."""
 
     PUBLISH = "publish"
     ALREADY_PUBLISHED = "already published"
 
 
 def judge(ledger: Ledger, publication: Publication, target: str) -> Verdict:
-    """May this publication follow what the ledger says? An error says why it may not."""
+    """Compare a publication with the ledger. Raises an error if it may not be published."""
     at = ledger.position
     if at == publication.position:
         if ledger.decision != publication.decision:
             raise Fenced(
                 f"{target} has epoch {publication.epoch} of another decision: a copy of this home "
-                "works",
+                "publishes there",
                 hint="only one home may publish to a target; keep the one that is ahead",
             )
         return Verdict.ALREADY_PUBLISHED
-    # Even if the ledger has a later epoch: another driver may have published it.
+    # Even if the ledger's epoch is above ours: it does not say who decided the epochs below it.
     refuse_older(ledger.term, publication.term, target)
     if at is not None and at.lineage == publication.lineage and at.epoch > publication.epoch:
         return Verdict.ALREADY_PUBLISHED
@@ -137,9 +137,10 @@ def needs_rewind(ledger: Ledger, to: Position, *, term: int, target: object) -> 
 
 
 def staged_file_gone(target: str, path: str, epoch: int) -> TargetBehind:
-    """The ledger asks for an epoch whose rows are no longer staged: it had been published."""
+    """The error for a ledger that lacks an epoch whose staged rows are gone: the epoch had been
+    published before."""
     return TargetBehind(
-        f"{target} asks for epoch {epoch}, but its staged file {path} is gone: the epoch had been "
+        f"{target} lacks epoch {epoch}, but its staged file {path} is gone: the epoch had been "
         "published before, and the target was set back or emptied since",
         hint="bring back the target as it was (its newest copy), or send the output of a new "
         "job to a new target",

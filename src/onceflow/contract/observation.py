@@ -1,9 +1,10 @@
-"""What Spark observes of the rows of an epoch while the one action over them runs.
+"""The counts and the digest that Spark observes of the rows of an epoch while it stages them.
 
-It counts the rows of each output, so that a decision whose staged files hold other rows is refused,
-and it takes a digest of all rows, whatever their order, so that an epoch that runs again can be
-compared with what it was. Both stand on top of the plan: the tasks that stage the rows count them,
-and Spark adds what one attempt of each task counted. A task that runs twice is counted once.
+Spark counts the rows of each output, so that onceflow can refuse staged files that hold another
+number of rows. It takes a digest of all rows that does not depend on their order, so that an epoch
+that runs again can be compared with the first run. Both are on top of the plan: the tasks that
+stage the rows count them, and Spark adds the counts of one attempt of each task. A task that runs
+twice counts once.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from typing import Any
 
 from onceflow.contract.schema import quoted
 
-NAME = "onceflow"  # of what Spark observes
+NAME = "onceflow"  # the name of the observation in Spark
 _BITS = 36  # of each hash: the sum of 134 million rows fits into a long
 _ROWS, _DIGEST = "rows", "digest"
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What Spark observed of one epoch."""
+    """The values that Spark observed of one epoch."""
 
     rows: Mapping[str, int]  # output -> its rows
     unrouted: int  # rows that belong to no output
@@ -35,19 +36,20 @@ class Observed:
 
 @dataclass(frozen=True)
 class Observer:
-    """Adds to a DataFrame what is to be observed of it. `by`: the column that names the output of
-    each row, if there are several."""
+    """Adds the observation to a DataFrame. `by`: the column that names the output of each row, if
+    there are several outputs."""
 
     outputs: Sequence[str]
     by: str | None = None
     digest: bool = True
 
     def stream(self, df: Any) -> Any:
-        """The same rows. `read` understands what Spark then observes by the name `NAME`."""
+        """Observe a stream under `NAME`; `read` decodes the values. The rows stay the same."""
         return df.observe(NAME, *self._metrics(df))
 
     def batch(self, df: Any) -> tuple[Any, Callable[[], Observed]]:
-        """The same rows, and a function that returns what was observed, after the action."""
+        """Observe a batch. Return the same rows, and a function that returns the observed values
+        after the action."""
         from pyspark.sql import Observation
 
         watch = Observation(NAME)
@@ -62,7 +64,7 @@ class Observer:
         return Observed(rows, total - sum(rows.values()), values.get(_DIGEST))
 
     def _metrics(self, df: Any) -> list[Any]:
-        """As texts: each part of a column that is put together in Python is a call to the JVM."""
+        """The observed columns, as SQL texts: building a column in Python takes many JVM calls."""
         from pyspark.sql import functions as F
 
         metrics = [F.expr(f"count(1) as {_ROWS}")]
@@ -80,7 +82,7 @@ class Observer:
 
 
 def _hashable(field: dict[str, Any]) -> str:
-    """Spark hashes neither maps nor variants."""
+    """The column, as JSON if Spark cannot hash it: it hashes neither maps nor variants."""
     column, kind = quoted(field["name"]), json.dumps(field["type"])
     is_hashed = '"map"' not in kind and '"variant"' not in kind
     return column if is_hashed else f"to_json(struct({column}))"

@@ -1,4 +1,4 @@
-"""Find a sink by what its driver recorded of it, for commands that do not run the job.
+"""Find a sink by the facts that its driver recorded, for commands that do not run the job.
 
 A package offers its sinks as entry points of the group `onceflow.sinks`, named by their kind.
 onceflow offers its own in the same way.

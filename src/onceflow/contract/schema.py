@@ -1,4 +1,4 @@
-"""Columns and their types: as Spark's JSON, as a person writes them, and as Arrow has them."""
+"""Columns and their types: as Spark's JSON, as a person writes them, and as an Arrow schema."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def type_name(kind: Any) -> str:
 
 
 def leaf_types(schema: str) -> dict[str, set[str]]:
-    """Column -> the types of its values, however deep they lie. Names of fields are no types."""
+    """Column -> the types of its values at any depth, without the names of fields."""
 
     def walk(kind: Any) -> set[str]:
         match kind:
@@ -62,7 +62,7 @@ def leaf_types(schema: str) -> dict[str, set[str]]:
 
 
 def nested_twice(schema: str) -> list[str]:
-    """Names that a struct inside a column has twice; Spark does not tell upper case from lower."""
+    """Field names that a struct inside a column has twice; Spark ignores upper and lower case."""
     found: set[str] = set()
 
     def walk(kind: Any, top: bool) -> None:
@@ -81,12 +81,12 @@ def nested_twice(schema: str) -> list[str]:
 
 
 def quoted(column: str) -> str:
-    """A name as Spark's parser wants it, whatever is in it."""
+    """A column name, quoted for Spark's parser."""
     return "`" + column.replace("`", "``") + "`"
 
 
 def refuse_difference(target: str, have: Mapping[str, str], want: Mapping[str, str]) -> None:
-    """`SchemaMismatch` that names every column in which target and rows differ."""
+    """Raise `SchemaMismatch` that names every column in which target and rows differ."""
     wrong = [f"{c} ({want[c]}) is not in the target" for c in want if c not in have]
     wrong += [f"{c} ({have[c]}) is in the target only" for c in have if c not in want]
     wrong += [
@@ -102,13 +102,13 @@ def refuse_difference(target: str, have: Mapping[str, str], want: Mapping[str, s
 
 
 def plain_schema(schema: dict[str, Any]) -> str:
-    """Spark's JSON without what Spark notes on columns for itself (watermarks, for one)."""
+    """Spark's JSON without Spark's own metadata of columns (for example watermarks)."""
     fields = [{**field, "metadata": {}} for field in schema["fields"]]
     return json.dumps({**schema, "fields": fields}, separators=(",", ":"))
 
 
 def selected(schema: str, names: Sequence[str]) -> str:
-    """Spark's JSON of these columns alone, in this order."""
+    """Spark's JSON of only these columns, in this order."""
     whole = json.loads(schema)
     fields = {field["name"]: field for field in whole["fields"]}
     some = {**whole, "fields": [fields[name] for name in names]}
@@ -116,7 +116,7 @@ def selected(schema: str, names: Sequence[str]) -> str:
 
 
 def nullable(schema: str) -> str:
-    """The same columns, each of which may be null, however deep: what every writer fits into."""
+    """The same columns, all nullable at every depth, so that the rows of every writer fit."""
 
     def walk(kind: Any) -> Any:
         match kind:
@@ -176,7 +176,7 @@ class _Parser:
 
     def _name(self) -> str:
         token = self._next()
-        if token.startswith("`") and len(token) > 1:  # else it is not closed
+        if token.startswith("`") and len(token) > 1:  # a single backtick is not closed
             return token[1:-1].replace("``", "`")
         if not re.fullmatch(r"\w+", token):
             raise self._wrong(f"a column's name is missing before {token!r}")
@@ -232,7 +232,7 @@ class _Parser:
     def _expect(self, token: str) -> None:
         found = self._next()
         if found.lower() != token:
-            raise self._wrong(f"{found!r} stands where {token or 'the end'!r} should")
+            raise self._wrong(f"found {found!r} instead of {token or 'the end'!r}")
 
     def _wrong(self, what: str) -> JobError:
         return JobError(
@@ -246,7 +246,7 @@ class _Parser:
 
 
 def arrow_schema(schema: str) -> pa.Schema:
-    """The Arrow types that Spark wants for these columns."""
+    """The Arrow schema that Spark expects for these columns."""
     import pyarrow as pa
 
     return pa.schema([_field(field) for field in json.loads(schema)["fields"]])

@@ -13,12 +13,12 @@ _SECRET = re.compile(r"password|passwd|secret|token|credential", re.IGNORECASE)
 
 
 def is_secret(name: str, value: Any) -> bool:
-    """Would this setting give a secret away, by its name?"""
+    """Does this setting, judged by its name, hold a secret?"""
     return value is not None and not names_variable(value) and bool(_SECRET.search(name))
 
 
 def names_variable(value: Any) -> bool:
-    """Is it `env:NAME`?"""
+    """Does this value name an environment variable (`env:NAME`)?"""
     return isinstance(value, str) and value.startswith(_ENV)
 
 

@@ -1,8 +1,8 @@
-"""What a sink is: something that makes a decided epoch visible once, and remembers that it did.
+"""The interface of a sink: it makes each decided epoch visible once, and records that in a ledger.
 
-A sink has three methods, `fence`, `published` and `publish`; what else one may do is in
-`abilities.py`. A sink is declared on the driver, opens its target when it is asked to, and holds
-nothing in between.
+A sink has three methods, `fence`, `published` and `publish`; optional abilities are in
+`abilities.py`. A job declares a sink on the driver. The sink opens its target when a method needs
+it, and holds nothing in between.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from onceflow.contract.ledger import Ledger, Outcome, Publication
 from onceflow.contract.secrets import is_secret
 from onceflow.errors import JobError
 
-# What a fence entry says of an output beside the arguments of its sink.
+# The keys that a fence entry has for an output beside the arguments of its sink.
 NOT_ARGUMENTS = {"kind", "guarantee"}
 
 
@@ -29,9 +29,9 @@ class Sink(ABC):
 
     kind: ClassVar[str] = ""  # its entry point in the group `onceflow.sinks`; "": it has none
     modes: ClassVar[tuple[str, ...]] = ("append",)
-    shared: ClassVar[bool] = False  # may several outputs have it as their target?
-    place: ClassVar[str] = ""  # the argument that says where the target is: path, table, topic
-    no_rewind: str = ""  # why it cannot take back what it published, where there is more to say
+    shared: ClassVar[bool] = False  # may several outputs write to one target?
+    place: ClassVar[str] = ""  # the argument that names the target: path, table, topic
+    no_rewind: str = ""  # the reason why its settings prevent a rewind
     _given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -43,8 +43,8 @@ class Sink(ABC):
     def fence(self, output: str, *, term: int, token: str) -> Ledger:
         """Write `term` into the target's ledger and read the ledger, in one atomic step.
 
-        From then on no older term can publish. A term at or above ours that carries another
-        token is `Fenced`. The term in a ledger only grows.
+        From then on no older term can publish. Raise `Fenced` if the ledger has a term at or above
+        ours with another token. The term in a ledger only grows.
         """
 
     @abstractmethod
@@ -55,14 +55,14 @@ class Sink(ABC):
     def publish(self, publication: Publication) -> Outcome:
         """Make the rows and the new ledger entry visible in one atomic step, if `judge` agrees.
 
-        May be called any number of times for one epoch. Raises `PublishFailed` if nothing became
-        visible and `PublishUnknown` if that cannot be known.
+        onceflow may call it any number of times for one epoch. Raise `PublishFailed` if nothing
+        became visible, and `PublishUnknown` if that cannot be known.
         """
 
     # -------------------------------------------------------------- before an epoch
 
     def prepare(self, output: str, schema: str, mode: str) -> None:
-        """Check, before anything is staged, that the target fits. Never changes rows."""
+        """Check that the target fits, before Spark stages anything. Never changes rows."""
         self.refuse_mode(mode)
 
     def refuse_mode(self, mode: str, hint: str = "") -> None:
@@ -72,21 +72,21 @@ class Sink(ABC):
                 hint=hint or "choose another mode or another sink",
             )
 
-    # -------------------------------------------------------------- how it is made again
+    # -------------------------------------------------------------- how to build it again
 
     def __str__(self) -> str:
         return type(self).__name__
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments that make this sink again, as JSON. No secrets.
+        """The arguments that build an equal sink, as JSON, without secrets.
 
-        By default those that it was made with; paths become absolute.
+        By default those of its constructor call; paths become absolute.
         """
         found = {}
         for name, value in self._named().items():
             if is_secret(name, value):
                 raise JobError(
-                    f"{self}: argument {name} would be written down in the home of the job",
+                    f"{self}: the home of the job would store argument {name}",
                     hint=f'pass {name}="env:NAME" and let the sink read the variable NAME',
                 )
             is_path = isinstance(value, os.PathLike) or (name == self.place == "path")
@@ -101,14 +101,15 @@ class Sink(ABC):
         return arguments
 
     def describe(self) -> dict[str, Any]:
-        """What the fence of a driver records, so that commands find the sink (`open_target`)."""
+        """The facts that the fence of a driver records, so that commands find the sink
+        (`open_target`)."""
         arguments = self.arguments()
         if taken := sorted(NOT_ARGUMENTS & set(arguments)):
             raise JobError(f"an argument of {self} is called {taken[0]}", hint="rename it")
         return {**arguments, "kind": self.kind or type(self).__name__}
 
     def _named(self) -> dict[str, Any]:
-        """The arguments that it was made with, by their names."""
+        """The arguments of its constructor call, by name."""
         signature = inspect.signature(type(self))
         args, kwargs = self._given
         found = dict(signature.bind(*args, **kwargs).arguments)

@@ -1,4 +1,4 @@
-"""What a source is: something that gives a named streaming DataFrame."""
+"""The interface of a source: it returns a named streaming DataFrame."""
 
 from __future__ import annotations
 
@@ -14,45 +14,46 @@ if TYPE_CHECKING:
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-# Remembers facts of a part that joins a source later; gives what was remembered of it first.
+# Keeps facts about a part that joins a source later; returns the facts that were kept first.
 Keep = Callable[[str, dict[str, Any]], dict[str, Any]]
 
 
 class Source(ABC):
-    """Gives the same rows again for a range of offsets that was not decided yet."""
+    """Returns the same rows again for a range of offsets that was not decided yet."""
 
-    on_bad: Any = "stop"  # or the sink that rows which cannot be parsed go to
+    on_bad: Any = "stop"  # or the sink for rows that cannot be parsed
 
     @abstractmethod
     def stream(self, spark: SparkSession, name: str) -> DataFrame:
         """The rows, as a plain streaming DataFrame whose source is called `name`."""
 
     def pin(self) -> dict[str, Any] | None:
-        """Where a first start begins, if that is not the same a moment later ("latest")."""
+        """The position at which a first start begins, if it changes with time ("latest")."""
         return None
 
     def pinned(self, pin: dict[str, Any], keep: Keep) -> Source:
-        """This source, beginning where `pin` says."""
+        """This source, beginning at the position `pin`."""
         return self
 
     def remember(self, offset: Any) -> None:
-        """An epoch is planned up to `offset`, and nothing of it is read yet: what is new in it and
-        must be known by later starts is kept before the epoch is decided."""
+        """Keep facts about new parts in `offset` that later starts need, before the epoch is
+        decided. Called when an epoch up to `offset` is planned, and none of it is read yet."""
 
     def check(self, offset: Any) -> bool:
-        """Refuse to go on from `offset` (None: from the beginning) if rows behind it are gone.
-        Asked when a query is opened, and when it has failed for want of rows. False: a source of
-        this kind does not look."""
+        """Raise an error if rows after `offset` (None: the beginning) are gone. Called when a query
+        is opened, and when it has failed because rows are missing. Return False if this kind of
+        source does not check."""
         return False
 
     def published(self, query: str, offset: Any) -> None:
-        """All rows up to `offset` are published by the query `job/query`. Must not wait."""
+        """Called when the query `job/query` has published all rows up to `offset`. Must not
+        wait."""
 
     def settle(self) -> None:
-        """The job ends: what `published` left for later is done now, or never."""
+        """Called when the job ends: do what `published` left for later."""
 
     def origin(self) -> dict[str, Any]:
-        """Its kind, and where its rows come from, for people and for joining jobs. No secrets."""
+        """Its kind and the place of its rows, for people and for joining jobs, without secrets."""
         path = getattr(self, "path", None)
         return {"kind": type(self).__name__.lower(), "place": None if path is None else str(path)}
 

@@ -24,7 +24,7 @@ COMMITTER = {
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
-# Names with *, ? or [ in them are names here, not patterns; dates are of one calendar.
+# Names with *, ? or [ in them are names, not patterns; all dates are of one calendar.
 AS_WRITTEN = {
     "__globPaths__": "false",
     "datetimeRebaseMode": "CORRECTED",
@@ -34,7 +34,7 @@ T = TypeVar("T")
 _FEW, _SMALL = 8, 1 << 20
 BY = "_onceflow_by"  # folders of the staging area that stand for the target's sub-folders
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
-# What Spark's writer does not let stand in the name of a folder.
+# The characters that Spark's writer escapes in the name of a folder.
 _ESCAPED = {ord(c): f"%{ord(c):02X}" for c in (*map(chr, range(1, 32)), *"\"#%'*/:=?\\\x7f{[]^")}
 
 
@@ -49,7 +49,7 @@ def describe(root: Path, by: tuple[str, ...]) -> tuple[Committable, ...]:
 
 
 def _raise(error: OSError) -> None:
-    """A folder that cannot be listed has rows all the same; one that is not there has none."""
+    """Fail if a folder cannot be listed: it may have rows. A missing folder has none."""
     if not isinstance(error, FileNotFoundError):
         raise error
 
@@ -75,7 +75,7 @@ def set_apart(file: Committable, rows: Collection[int], into: Path) -> None:
     path = Path(file.path)
     into.mkdir(parents=True, exist_ok=True)
     parquet, first, moved = pq.ParquetFile(path), 0, np.array(sorted(rows))
-    kept = path.with_name(f"{path.stem}-fit{path.suffix}")  # a task's files are told by the start
+    kept = path.with_name(f"{path.stem}-fit{path.suffix}")  # keeps the prefix that names the task
     other = into / f"part-{uuid.uuid4()}.parquet"
     schema = parquet.schema_arrow
     with (
@@ -93,7 +93,7 @@ def set_apart(file: Committable, rows: Collection[int], into: Path) -> None:
 
 
 def keep_columns(root: Path, names: Sequence[str]) -> None:
-    """Leave nothing but these columns in the staged files under `root`."""
+    """Remove all other columns from the staged files under `root`."""
     _map(lambda path: _keep_columns(path, list(names)), sorted(root.rglob("*.parquet")))
 
 
@@ -110,14 +110,14 @@ def _keep_columns(path: Path, names: list[str]) -> None:
 
 
 def folder_name(column: str, value: object) -> str:
-    """The folder of a value, called as Spark's writer calls it."""
+    """The folder of a value, with the name that Spark's writer gives it."""
     if value is None:
         return f"{column}={NULL_FOLDER}"
     return f"{column}={str(value).translate(_ESCAPED)}"
 
 
 def split(table: Any, name: str) -> Iterator[tuple[Any, Any]]:
-    """Each value of a column, and its rows without the column, in the order they had."""
+    """Yield each value of a column with its rows, without the column and in the same order."""
     import numpy as np
 
     encoded = table.column(name).combine_chunks().dictionary_encode(null_encoding="encode")
@@ -131,9 +131,9 @@ def split(table: Any, name: str) -> Iterator[tuple[Any, Any]]:
 
 
 def refuse_long_folder(name: str, column: str, target: str, at: Path) -> None:
-    """`BadRows` if a folder under `at` cannot be called `name`, which ends with a value."""
-    there = next(folder for folder in (at, *at.parents) if folder.exists())
-    size, most = len(os.fsencode(name)), os.pathconf(there, "PC_NAME_MAX")
+    """Raise `BadRows` if `name`, which ends with a value, is too long for a folder under `at`."""
+    existing = next(folder for folder in (at, *at.parents) if folder.exists())
+    size, most = len(os.fsencode(name)), os.pathconf(existing, "PC_NAME_MAX")
     if size > most:
         value = unquote(name.partition("=")[2])
         raise BadRows(
@@ -144,7 +144,7 @@ def refuse_long_folder(name: str, column: str, target: str, at: Path) -> None:
 
 
 def read_staged(spark: Any, root: Path, schema: str, by: tuple[str, ...]) -> Any:
-    """What is staged under `root` as a Spark DataFrame, with a column for each folder."""
+    """The rows staged under `root` as a Spark DataFrame, with a column for each folder level."""
     from pyspark.sql.types import StringType, StructType
 
     wanted = StructType.fromJson(json.loads(schema))
@@ -169,13 +169,13 @@ def _lines(path: Path) -> int:
 
 
 def verify(file: Committable, at: str | os.PathLike[str]) -> None:
-    """`Damaged` unless the file at `at` is what was staged."""
+    """Raise `Damaged` unless the file at `at` has the staged size and checksum."""
     size, crc = _checksum(Path(at))
     if (size, crc) != (file.bytes, file.crc32):
         raise Damaged(
-            f"{at} is damaged: {size} bytes with checksum {crc:08x}, decided were {file.bytes} "
-            f"bytes with {file.crc32:08x}",
-            hint="put the file back from a backup; nothing of it was published",
+            f"{at} is damaged: {size} bytes with checksum {crc:08x}, the decision names "
+            f"{file.bytes} bytes with {file.crc32:08x}",
+            hint="put the file back from a backup; none of its rows were published",
         )
 
 
@@ -185,10 +185,10 @@ def harden(
     known: set[Path],
     passing: Sequence[Path] = (),
 ) -> None:
-    """fsync files and the folders between them and `root` that have new names. Hadoop does not.
+    """fsync files, and the folders between them and `root` that have new names. Hadoop does not.
 
-    `known`: folders whose own names are on the disk; those that are now are added. `passing`: files
-    that may be removed meanwhile.
+    `known`: folders whose names are on the disk; this adds those that it syncs. `passing`: files
+    that Spark may remove in the meantime.
     """
     paths = [Path(file) for file in files]
     folders = {path.parent for path in (*paths, *passing)}
@@ -206,7 +206,8 @@ def harden(
 
 
 def _map(work: Callable[[Path], T], paths: list[Path]) -> list[T]:
-    """Side by side, unless they are few and small: threads cost more then."""
+    """Run `work` for each path, in threads unless the files are few and small: then threads cost
+    more."""
     if len(paths) <= _FEW and sum(path.stat().st_size for path in paths) <= _SMALL:
         return [work(path) for path in paths]
     with ThreadPoolExecutor(8) as pool:

@@ -1,7 +1,7 @@
 """Find values that a target can never store.
 
-This happens before an epoch is decided: a decided epoch must be published, so the job could not
-get past such a row.
+This happens before an epoch is decided: a decided epoch must be published, so the job would stop at
+such a row forever.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from onceflow.errors import BadRows
 
 US_A_DAY = 86_400_000_000
-# Days since 1970 of 0001-01-01 and 10000-01-01: the years that Arrow and Python write rightly.
+# Days since 1970 of 0001-01-01 and 10000-01-01: Arrow and Python write the years between correctly.
 YEAR_1, YEAR_10000 = -719_162, 2_932_897
 _SHOWN = 60  # characters of a key
 SEND_ELSEWHERE = 'send them to another output: add on_bad=Files("rejected") to flow.write(…)'
@@ -28,7 +28,7 @@ def refuse_unstorable(
 ) -> None:
     """Raise `BadRows` that names each kind of value, how often it occurs, and its first row.
 
-    `unfit`: a batch -> what is in it that the target cannot store, and how many of it.
+    `unfit`: a batch -> the kinds of values that the target cannot store, with their counts.
     """
     counts: Counter[str] = Counter()
     first: dict[str, str] = {}
@@ -48,7 +48,7 @@ def refuse_unstorable(
 def unstorable_rows(
     batches: Iterable[Any], unfit: Callable[[Any], Mapping[str, int]]
 ) -> dict[int, str]:
-    """Each row that has something unfit: its number -> what that is."""
+    """The rows with values that the target cannot store: number of the row -> kinds of values."""
     found: dict[int, str] = {}
     first = 0
     for batch in batches:
@@ -60,7 +60,7 @@ def unstorable_rows(
 def _unstorable_rows(
     batch: Any, unfit: Callable[[Any], Mapping[str, int]], first: int
 ) -> dict[int, str]:
-    """By halves: nearly all rows fit."""
+    """Find the rows by bisection: nearly all rows fit."""
     wrong = unfit(batch)
     if not wrong:
         return {}
@@ -72,7 +72,7 @@ def _unstorable_rows(
 
 
 def leaves(column: Any) -> Iterator[Any]:
-    """The plain values of a column, however deep they lie."""
+    """The plain values of a column, at any depth."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -96,7 +96,7 @@ def is_text(kind: Any) -> bool:
 
 
 def time_kind(kind: Any) -> str | None:
-    """What Spark calls it; None if it is no time."""
+    """Spark's name for a date or timestamp type; None for other types."""
     import pyarrow as pa
 
     if pa.types.is_timestamp(kind):
@@ -105,7 +105,8 @@ def time_kind(kind: Any) -> str | None:
 
 
 def not_utf8(text: Any) -> int:
-    """How many of these strings. Spark's can be any bytes, and Parquet takes them as they are."""
+    """The number of strings that are not UTF-8. Spark's strings can hold any bytes, and Parquet
+    stores them unchanged."""
     import pyarrow as pa
 
     try:
@@ -116,7 +117,7 @@ def not_utf8(text: Any) -> int:
 
 
 def outside(column: Any, least: int, last: int) -> int:
-    """How many dates or timestamps are before the day `least` or after `last` (days since 1970)."""
+    """The number of dates or timestamps before day `least` or after day `last` (since 1970)."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -147,7 +148,7 @@ def _is_utf8(value: bytes | None) -> bool:
 def _first_row(
     batch: Any, unfit: Callable[[Any], Mapping[str, int]], what: str, key: Sequence[str]
 ) -> str:
-    """The key of the first row that has it, as far as that can be shown."""
+    """The key of the first row with that kind of value, shortened, for a message."""
     import pyarrow as pa
 
     plain = [name for name in key if not pa.types.is_nested(batch.column(name).type)]
