@@ -9,7 +9,6 @@ import pytest
 from onceflow.errors import SetupError
 from onceflow.service import checkup
 from onceflow.spark import packages as connector
-from onceflow.spark.session import kafka_packages
 
 WITH = ["spark-token-provider-kafka-0-10_2.13-4.0.0", "kafka-clients-3.9.2", "commons-pool2-2.13.1"]
 
@@ -84,5 +83,5 @@ def test_spark_can_get_the_connector_of_its_version_itself() -> None:
     from importlib.metadata import version
 
     wanted = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version('pyspark')}"
-    assert kafka_packages() == wanted
+    assert connector.packages() == wanted
     assert connector.packages("4.3.0").endswith(":4.3.0")

@@ -97,14 +97,6 @@ def profile() -> dict[str, str]:
     return {**required, _RETAIN: str(_LEAST_RETAINED), **FAST, **QUIET}
 
 
-def kafka_packages() -> str:
-    """The Maven coordinates of Spark's Kafka connector, for the setting `spark.jars.packages`.
-
-    If Maven's central repository cannot be reached, ONCEFLOW_JARS names a folder with the jars: see
-    `onceflow.spark.packages`."""
-    return connector.packages()
-
-
 def get_session(
     master: str | None = None,
     settings: dict[str, str] | None = None,
