@@ -1,1 +1,1 @@
-"""The epoch protocol as a model of which every reachable state is looked at: docs/model.md."""
+"""A model of the epoch protocol. An explorer checks every reachable state: docs/model.md."""

@@ -1,16 +1,16 @@
-"""Looks at every reachable state of a few processes that share a world, breadth first.
+"""Explores every reachable state of a few processes that share a world, breadth first.
 
-A state is the world and what each process remembers; both are hashable values. A step takes one
-process from one state to the next and is atomic. What it does depends on the world and on that
-process alone. A process that is never scheduled again has crashed, one that is scheduled late was
-paused: to explore every order of steps is to crash and to pause anywhere.
+A state is the world and the memory of each process; both are hashable values. A step takes one
+process from one state to the next and is atomic. Its effect depends only on the world and on that
+process. A process that is never scheduled again has crashed, one that is scheduled late was paused:
+to explore every order of steps is to crash and to pause anywhere.
 
 Three things keep it fast. Each is sound for every system of this shape:
 
 - A step is computed once for each pair of world and process, and a world is judged once.
-- Processes have no name but what they remember, so states that differ only in the order of the
+- Processes have no names beside their memory, so states that differ only in the order of the
   processes are one state.
-- A quiet step neither reads nor writes the world. It commutes with all that others do, so it is
+- A quiet step neither reads nor writes the world. It commutes with all steps of others, so it is
   taken together with the step before it.
 
 States are found in the order of their distance, so the first trace to a violation is a shortest;
@@ -133,7 +133,7 @@ class _Exploration(Generic[W, P]):
 
     def _walk(self, first: _State) -> Violation | None:
         came_from, moves = self.came_from, self.moves
-        level = [(first, first[1])]  # with the process that moved last: it goes on first
+        level = [(first, first[1])]  # with the process that moved last, which moves first
         while level:
             found = []
             for state, mover in level:
@@ -155,7 +155,7 @@ class _Exploration(Generic[W, P]):
         return None
 
     def _compute(self, state: _State, world: int, process: int) -> Violation | None:
-        """Where the process can get to by one step."""
+        """Compute the states that the process can reach by one step."""
         before, mover = self.worlds.values[world], self.processes.values[process]
         reached = self.moves[world, process] = []
         for names, after, moved in follow(self.system, before, mover):

@@ -1,4 +1,4 @@
-"""What must hold in every state, and the protocol as a system for the explorer."""
+"""The rules that hold in every state, and the protocol as a system for the explorer."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def look_again(s: Settings, w: World, d: Driver) -> Moves:
 
 
 def caught_up(s: Settings, w: World, d: Driver) -> Moves:
-    """Who fences may find lower terms only. Later nobody may have come after us."""
+    """A driver that fences may find only lower terms. Later it may find no entry after its own."""
     then, d = d.then, d.but(then="")
     fencing = then == "put.linked" and d.attempt is None
     if d.seen >= d.term if fencing else (d.position, d.seen) != (d.stood, d.term):
@@ -63,7 +63,7 @@ def caught_up(s: Settings, w: World, d: Driver) -> Moves:
 
 @step("put.linked")
 def put(_: Settings, w: World, d: Driver) -> Moves:
-    """link(2) to head + 1: a fence or a decision. Its answer may get lost."""
+    """link(2) to head + 1: a fence or a decision. Its reply may get lost."""
     number = d.position + 1
     then = d.to("epoch.decided" if d.attempt else "open.fenced")
     if w.entry(number):

@@ -1,6 +1,6 @@
-"""What Spark does with its own files, and what the opening of a query makes of them.
+"""The steps of Spark on its own files, and the step of an opening that corrects them.
 
-A driver that was paused has a Spark that was paused with it: it reads and writes late."""
+The Spark of a paused driver is paused with it: it reads and writes late."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from model.world import DONE, Attempt, Driver, World
 
 @step("spark.file-set")
 def make_spark_agree(s: Settings, w: World, d: Driver) -> Moves:
-    """Spark's files follow the epoch log, one by one: what is decided is committed, the rest is
-    gone."""
+    """Correct Spark's files from the epoch log, one by one: commit what is decided, and remove the
+    rest."""
     last, wanted = d.last, list[tuple[str, int, int | None]]()
     if last in w.state_removed:
         yield Short(f"the state is gone: {last}: CheckpointRefused", w)
@@ -50,7 +50,7 @@ def read_offsets(_: Settings, w: World, d: Driver) -> Moves:
 
 @step("spark.read-commits")
 def read_commits(_: Settings, w: World, d: Driver) -> Moves:
-    """… which it runs if they are not committed; else it goes on behind them."""
+    """… which it runs if they are not committed; otherwise it continues behind them."""
     newest = max((n for n, state in enumerate(w.commits) if state is not None), default=-1)
     state, planned = (w.commits[newest] if newest >= 0 else 0) or 0, d.running
     note = f"commits/{newest}" if newest >= 0 else "none"
@@ -65,7 +65,7 @@ def read_commits(_: Settings, w: World, d: Driver) -> Moves:
 
 @step("spark.planned")
 def plan(s: Settings, w: World, d: Driver) -> Moves:
-    """Spark takes what has come by now. The file that another driver's Spark wrote is replaced."""
+    """Spark plans the input that is there by now, and replaces a file of another driver's Spark."""
     epoch, start = d.running.epoch, d.running.start
     ends = list(range(start + 1, min(start + s.most, s.rows) + 1))
     if s.no_data and d.last and d.last.end > d.last.start:

@@ -1,4 +1,4 @@
-"""What a step is, how much of the protocol is explored, and which rules can be turned off."""
+"""Steps, the settings of an exploration, and the rules that mutants turn off."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ class Mutant(Enum):
     EVALUATE_AGAIN = "recover-by-evaluating-again"
     BELIEVE_WON = "believe-a-put-that-won"  # without looking for a roll-up that covers it
     BELIEVE_LOST = "believe-a-put-that-lost"  # without reading whose entry is there
-    REMOVE_STATE = "remove-the-state-of-nobody"  # whose it is may have changed since
+    REMOVE_STATE = "remove-the-state-of-nobody"  # a successor may have decided it since
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How much there is to explore, and which rule is turned off."""
+    """The size of the exploration, and the rule that is turned off."""
 
-    drivers: int = 2  # that are there at the same time, each at its own pace
+    drivers: int = 2  # at the same time, each at its own pace
     rows: int = 3  # of input
     most: int = 99  # rows of an epoch; it has at least one
-    no_data: bool = False  # also epochs without rows, behind one that moved the watermark
+    no_data: bool = False  # add epochs without rows, behind one that moved the watermark
     roll_ups: bool = True
     outputs: tuple[str, ...] = ("table", "folder")
     mutant: Mutant | None = None
 
     @property
     def epochs(self) -> int:
-        """The most that there can be."""
+        """The highest possible number of epochs."""
         return self.rows * 2 if self.no_data else self.rows
 
     def has(self, mutant: Mutant) -> bool:
@@ -49,22 +49,22 @@ class Settings:
 
 
 class Short(NamedTuple):
-    """A step that falls short of its point: the driver stops, or does something else first."""
+    """A step that does not reach its point: the driver stops, or does something else first."""
 
     note: str
     world: World
     driver: Driver = STOPPED
 
 
-Moves = Iterator[tuple[str, World, Driver] | Short]  # a note, and what comes of the step
+Moves = Iterator[tuple[str, World, Driver] | Short]  # a note, and the state after the step
 Step = Callable[[Settings, World, Driver], Moves]
 
 STEPS: dict[str, Step] = {}
-QUIET: set[str] = set()  # a driver that gets there has read nothing and written nothing
+QUIET: set[str] = set()  # points that a driver reaches without a read or a write
 
 
 def step(point: str, *, quiet: bool = False) -> Callable[[Step], Step]:
-    """What a driver does to reach `point`."""
+    """Register the step by which a driver reaches `point`."""
 
     def register(function: Step) -> Step:
         STEPS[point] = function
@@ -88,7 +88,7 @@ class Move(NamedTuple):
 
 
 def moves(settings: Settings, world: World, driver: Driver) -> Iterator[Move]:
-    """What a driver can do next: it goes on, or so does its sweep beside Spark."""
+    """The possible next moves of a driver: its own next step, or that of its sweep beside Spark."""
     points = [driver.next, driver.sweeping]
     for point in [p for p in points if p in QUIET] or points:
         if point in STEPS:

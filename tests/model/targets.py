@@ -1,8 +1,8 @@
 """Targets: fencing a ledger, and publishing by compare-and-set (`ledger.py`, `sinks/`).
 
-A table does it in one transaction. A folder judges, renames, and puts a commit. Its commits are a
-numbered log like the epoch log and are not spelled out again: a commit goes behind those that
-were judged, or is lost and judged again, so the last judging and the put are one step.
+A table publishes in one transaction. A folder judges, renames, and puts a commit. Its commits are a
+numbered log like the epoch log, which the model does not repeat: a commit follows the commits that
+were judged, or it is lost and judged again, so the last judgement and the put are one step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def judge(s: Settings, target: Target, rows: Attempt, term: int) -> str:
 
 
 def publish(s: Settings, d: Driver) -> Driver:
-    """The output whose turn it is."""
+    """Publish the next output."""
     return d.to("sqlite.committed" if s.outputs[d.output] == "table" else "folder.judged")
 
 
@@ -50,7 +50,7 @@ def _publication(s: Settings, w: World, d: Driver) -> tuple[Attempt, str]:
 
 @step("sqlite.committed")
 def transact(s: Settings, w: World, d: Driver) -> Moves:
-    """One transaction: the judging, the rows and the ledger."""
+    """One transaction: the judgement, the rows and the ledger."""
     rows, verdict = _publication(s, w, d)
     then = d.to("epoch.output-published")
     if verdict == "already published":
@@ -75,7 +75,7 @@ def judge_folder(s: Settings, w: World, d: Driver) -> Moves:
 
 @step("folder.moved")
 def move(s: Settings, w: World, d: Driver) -> Moves:
-    """Rename moves the only copy. Who finds nothing looks at the final name."""
+    """Rename moves the only copy. A driver that does not find it checks the final name."""
     rows, _ = _publication(s, w, d)
     file, then = (d.output, rows), d.to("folder.committed")
     if file in w.staged:

@@ -1,13 +1,13 @@
-"""Does the model allow what real drivers did? Then the code and the model have not drifted apart.
+"""Compare the traces of real drivers with the model, so that the code and the model agree.
 
-A trace is what `onceflow.faults.points.record` wrote: one line for each point that a driver
-reached, several drivers one after the other or taking turns. A driver that crashed has no more
-lines. A point says where a driver stands, not all that it did on the way, so every state that the
-model can be in is followed at once: before each line, all steps that have no line of their own
-are possible for every driver. Where no state is left, the trace is refused.
+A trace is a file of `onceflow.faults.points.record`: one line for each point that a driver reached,
+for several drivers one after the other or in turns. A driver that crashed writes no further lines.
+A point names the place of a driver, not all steps on the way. So the comparison follows every state
+that the model can be in at the same time: before each line, every driver may take any steps that
+have no line of their own. If no state is left, the trace is refused.
 
 Points inside a put, a sink or a roll-up are not compared, nor are the ranges of epochs: in the
-model each has one row. The outputs of a query must stay the same, and have its full guarantee.
+model each has one row. The outputs of a query must stay the same, with the full guarantee.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Refusal:
 
 
 class _Seen(NamedTuple):
-    """What a line can say about a step of the model."""
+    """The facts of a step of the model that a line can have."""
 
     point: str  # "" if it has no line
     epoch: int
@@ -106,15 +106,16 @@ class _Follower:
         return None
 
     def _without_the_dead(self, line: int, place: int, drivers: _Drivers) -> _Drivers:
-        """Whoever has no line left below a driver that has fenced everything. What it may still
-        do to Spark's files could only stop others, and who stops has no line for it."""
+        """Stop drivers without further lines that are older than a driver that has fenced
+        everything. Their later writes to Spark's files could only stop other drivers, and a driver
+        that stops has no line for it."""
         return tuple(
             STOPPED if n < place and self.last_line[term] <= line else driver
             for n, (term, driver) in enumerate(zip(self.terms, drivers, strict=True))
         )
 
     def _without_lines(self, states: set[_State]) -> set[_State]:
-        """All that can be reached by steps of any driver that leave no line."""
+        """All states that steps without a line, of any driver, can reach."""
         found, left = set(states), list(states)
         while left:
             world, drivers = left.pop()

@@ -1,4 +1,4 @@
-"""What the drivers of one query share, and what each of them remembers."""
+"""The state that the drivers of one query share, and the memory of each driver."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Attempt(NamedTuple):
     start: int  # the input is the rows 0, 1, 2 …
     end: int
     term: int  # of the driver that evaluated it
-    base: int  # the attempt whose state it went on from, by its term; 0: there was none
-    file: int | None = None  # what Spark's offsets/<epoch> said when it was checked
+    base: int  # the term of the attempt whose state it continues; 0: there was none
+    file: int | None = None  # the content of Spark's offsets/<epoch> when it was checked
 
     def __str__(self) -> str:
         return f"epoch {self.epoch} = rows [{self.start},{self.end}) by driver {self.term}"
 
 
 class RollUp(NamedTuple):
-    """What the entries up to `number` came to. Their names may be freed from then on."""
+    """The result of the entries up to `number`. Their names may be freed from then on."""
 
     number: int = 0
     term: int = 0
@@ -39,7 +39,7 @@ class RollUp(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Where an output goes: the term in its ledger, and what a reader sees."""
+    """The target of an output: the term in its ledger, and the attempts that a reader sees."""
 
     term: int = 0
     shown: tuple[Attempt, ...] = ()  # the ledger's position and decision are the last of them
@@ -59,7 +59,7 @@ class World(NamedTuple):
     offsets: tuple[int | None, ...] = ()  # Spark's offsets/<N>: where epoch N ends
     commits: tuple[int | None, ...] = ()  # Spark's commits/<N>: the state, by the attempt's term
     state_removed: frozenset[Attempt] = frozenset()
-    # History that no step reads. The rules are about it.
+    # History that no step reads; the rules check it.
     decided: tuple[Attempt, ...] = ()
     fenced: int = 0  # the highest term whose fence stands
 
@@ -95,17 +95,17 @@ class Driver(NamedTuple):
     next: str = "open.led"  # the step that it takes next
     term: int = 0
     attempt: Attempt | None = None  # the epoch that it runs; None while it opens
-    output: int = 0  # whose turn it is to be fenced or published
-    # the epoch log, as far as it was read
+    output: int = 0  # the next output to fence or to publish
+    # the part of the epoch log that it has read
     position: int = 0
     seen: int = 0  # the highest term
     decisions: tuple[tuple[int, Attempt], ...] = ()  # with their numbers
-    stood: int = 0  # the number of our newest entry: nobody may follow it but us
-    # in the middle of something
+    stood: int = 0  # the number of our newest entry; an entry of another driver above fences us
+    # in the middle of a step
     reading: int = 0  # the number at which catching up began
     then: str = ""  # the step that follows when it has caught up
-    answered: bool = True  # did the put say that it won?
-    agreed: int = 0  # how many of Spark's files are done
+    answered: bool = True  # did the put report that it won?
+    agreed: int = 0  # the number of Spark's files that agree
     sweeping: str = ""  # the next step of the sweep that runs beside Spark
 
     def but(self, **changes: Any) -> Driver:
@@ -122,7 +122,7 @@ class Driver(NamedTuple):
 
     @property
     def entry(self) -> Fence | Attempt:
-        """What it appends to the epoch log."""
+        """The entry that it appends to the epoch log."""
         return self.attempt or Fence(self.term)
 
     @property
