@@ -151,11 +151,11 @@ class Checkpoint:
         found = []
         for store in {path.parent for path in files if path.is_relative_to(self.root / "state")}:
             known = self._durable.get(store, set())
-            there = {store / name for name in names_in(store) if ".zip" in name}
-            if there - known:
-                there |= {store / of / name for of in PARTS for name in names_in(store / of)}
-                found += sorted(there - known)
-                self._durable[store] = there
+            existing = {store / name for name in names_in(store) if ".zip" in name}
+            if existing - known:
+                existing |= {store / of / name for of in PARTS for name in names_in(store / of)}
+                found += sorted(existing - known)
+                self._durable[store] = existing
         return found
 
     def set_sources(

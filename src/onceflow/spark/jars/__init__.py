@@ -1,8 +1,8 @@
-"""Jars that are neither in PySpark nor in a wheel: got by Maven once, then kept.
+"""Jars that are neither in PySpark nor in a wheel: Maven downloads them once into a folder.
 
 `python -m onceflow.spark.jars connector` prints the folder of Spark's Kafka connector, and
-gets it first if need be; `broker` is Kafka itself, for tests and examples. The POM of that name
-beside this file lists the jars. A folder is complete or does not exist.
+downloads it first if it is missing; `broker` is Kafka itself, for tests and examples. The POM of
+that name beside this file lists the jars. A folder is complete or does not exist.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from onceflow.errors import SetupError
 
 NAMES = ("connector", "broker")
 _HERE = Path(__file__).parent
-_GOT_WITHIN = 900.0  # seconds
+_TIMEOUT = 900.0  # seconds
 
 
 def fetch(name: str) -> Path:
-    """The folder with these jars, which needs Maven and a network if it is not there yet."""
+    """The folder with these jars. If it does not exist, this needs Maven and a network."""
     folder = folder_of(name)
     if folder.is_dir():
         return folder
@@ -34,13 +34,13 @@ def fetch(name: str) -> Path:
         try:
             jars.rename(folder)
         except OSError:
-            if not folder.is_dir():  # not somebody else's, who was faster
+            if not folder.is_dir():  # otherwise another process was faster
                 raise
     return folder
 
 
 def folder_of(name: str) -> Path:
-    """Where the jars are, or would be. Another POM has another folder."""
+    """The path of the folder with the jars. Another POM has another folder."""
     return cache() / f"{name}-{zlib.crc32(pom(name).read_bytes()):08x}"
 
 
@@ -61,9 +61,9 @@ def _run_maven(name: str, folder: Path, unfinished: Path) -> None:
     maven = shutil.which("mvn")
     if maven is None:
         raise SetupError(
-            f"Maven (mvn) is missing; it gets the jars of the Kafka {name}",
+            f"Maven (mvn) is missing; it downloads the jars of the Kafka {name}",
             hint="install it (Debian and Ubuntu: apt-get install maven; macOS: brew install "
-            f"maven), or where it is, run: {by_hand}",
+            f"maven), or run this on a machine that has it: {by_hand}",
         )
     shutil.copy(pom(name), unfinished / "pom.xml")  # Maven may write beside it
     to = f"-DoutputDirectory={unfinished / 'jars'}"
@@ -71,16 +71,16 @@ def _run_maven(name: str, folder: Path, unfinished: Path) -> None:
     try:
         done = subprocess.run(
             command, cwd=unfinished, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, errors="replace", timeout=_GOT_WITHIN,
+            stderr=subprocess.STDOUT, text=True, errors="replace", timeout=_TIMEOUT,
         )  # fmt: skip
-        failed, said = done.returncode != 0, done.stdout
+        failed, output = done.returncode != 0, done.stdout
     except subprocess.TimeoutExpired:
-        failed, said = True, f"[ERROR] no end after {_GOT_WITHIN:.0f} s"
+        failed, output = True, f"[ERROR] not finished after {_TIMEOUT:.0f} s"
     if failed:
-        why = re.search(r"\[ERROR\] (.+)", said)
+        why = re.search(r"\[ERROR\] (.+)", output)
         raise SetupError(
             f"Maven could not get the jars of the Kafka {name}: "
-            f"{why[1] if why else said.strip()[-500:]}",
+            f"{why[1] if why else output.strip()[-500:]}",
             hint="it needs the network once (or a mirror, named in ~/.m2/settings.xml); try "
-            f"again, or bring the folder from elsewhere: {by_hand}",
+            f"again, or run this on another machine and copy the folder: {by_hand}",
         )

@@ -13,7 +13,7 @@ from onceflow.spark import jars
 @click.command()
 @click.argument("names", nargs=-1, required=True, type=click.Choice(jars.NAMES))
 def command(names: tuple[str, ...]) -> None:
-    """Print the folder of each, and get the jars first if they are not there."""
+    """Print the folder of each, and download the jars first if they are missing."""
     try:
         for name in names:
             click.echo(jars.fetch(name))
