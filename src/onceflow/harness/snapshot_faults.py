@@ -34,12 +34,12 @@ with within():
     main()
 """
 # Reasons for which a command may refuse.
-_REFUSALS = (
+REFUSALS = (
     "the job has gone back to an earlier epoch since",
     "are no longer retained, so they cannot be run again",
     "is not retained",
     "no retained epoch of",
-    "does not keep any more what epoch",
+    "no longer keeps what epoch",
 )
 
 
@@ -59,7 +59,7 @@ class _Done:
 
     @property
     def refused(self) -> bool:
-        return any(said in self.error for said in _REFUSALS)
+        return any(said in self.error for said in REFUSALS)
 
 
 def _run(runner: CaseRunner, *command: str, point: str = "") -> _Done:
