@@ -77,6 +77,6 @@ def test_commands_restore_roll_back_and_fork_a_job_with_a_sink_of_another_packag
     world.check()
     world.command("fork", "copy", "--as", "other", "--from", "first", "--outputs", "forked")
     world.run(fork="other")
-    assert published(tmp_path / "forked" / "out" / "out") == world.rows(1, world.files)
+    assert published(tmp_path / "forked" / "out" / "out.duckdb") == world.rows(1, world.files)
     world.check()
     assert "copy" in world.command("status")

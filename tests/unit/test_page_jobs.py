@@ -236,6 +236,21 @@ def test_jobs_are_linked_by_what_they_write_and_read(tmp_path: Path) -> None:
     assert (link["job"], link["reads"], link["place"]) == ("shop", False, f"{tmp_path}/clicks")
 
 
+def test_a_sink_of_another_package_is_linked_to_the_job_that_reads_its_target(
+    tmp_path: Path,
+) -> None:
+    target = {"kind": "duckdb", "path": f"{tmp_path}/shop.duckdb", "table": "rows"}
+    Alive(tmp_path, outputs={"rows": target}).start()
+    reader = {"sources": {"rows": {"kind": "duckdb", "place": target["path"]}}, "outputs": {}}
+    Alive(tmp_path, "load", **reader).start()
+    shop = reading.job(tmp_path, "shop")
+    (link,), (query,) = shop["links"], shop["queries"]
+    assert (link["job"], link["reads"], link["place"]) == ("load", True, target["path"])
+    (output,) = query["outputs"]
+    assert output["place"] == link["place"]
+    assert output["target"] == f"{target['path']}, table rows"
+
+
 def test_offsets_that_count_rows_tell_the_rate_of_each_source() -> None:
     assert row_position({"log": "x", "path": "y", "next": [3, 4]}) == 7
     assert row_position({"orders": {"0": 5, "1": 6}, "clicks": {"0": 1}}) == 12

@@ -12,6 +12,21 @@ from saved import Saved
 from onceflow.service.status import status
 
 
+def test_a_folder_with_commits_is_measured_whatever_sink_writes_it(tmp_path: Path) -> None:
+    saved = Saved(tmp_path)
+    (tmp_path / "out" / "_commits").mkdir(parents=True)
+    (tmp_path / "out" / "_commits" / "1").write_text("12345")
+    outputs = {
+        "out": {"kind": "of-another-package", "path": str(tmp_path / "out")},
+        "table": {"kind": "of-another-package", "path": str(tmp_path / "table.db")},
+    }
+    saved.lead(outputs=outputs)
+    (query,) = status(saved.folder)["queries"]
+    assert query["outputs"]["table"] == outputs["table"]
+    sizes = {"commits": 1, "manifests": 0, "ledger_bytes": 5}
+    assert query["outputs"]["out"] == {**outputs["out"], **sizes}
+
+
 @pytest.mark.parametrize(
     ("spark", "steps", "said"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from onceflow.contract.registry import place_argument
 from onceflow.page.files import Row
 from onceflow.page.shapes import Link
 from onceflow.snapshots.shapes import Lineage
@@ -42,23 +43,24 @@ def place_of(facts: Row) -> str | None:
     if facts.get("table"):
         schema = f"{facts['schema']}." if facts.get("schema") else ""
         return f"table {schema}{facts['table']}"
-    return None
+    return written_to(facts)
 
 
-def _written(facts: Row) -> Place | None:
-    """Where another job can read an output: a log, a folder of files, or a topic."""
-    if facts.get("kind") in ("log", "files"):
-        return str(facts["kind"]), str(facts.get("path"))
-    if facts.get("kind") == "kafka":
-        return "kafka", str(facts.get("topic"))
-    return None
+def written_to(target: Row) -> str | None:
+    """The place of a target, as a source that reads it names it."""
+    place = target.get(place_argument(str(target.get("kind"))))
+    return str(place) if place else None
+
+
+def _written(target: Row) -> Place | None:
+    place = written_to(target)
+    return None if place is None else (str(target.get("kind")), place)
 
 
 def _reads(facts: Row) -> set[Place]:
-    if facts.get("kind") == "kafka":
-        topics = facts.get("topics") or str(facts.get("place") or "").split(",")
-        return {("kafka", str(topic)) for topic in topics}
-    return {(str(facts.get("kind")), str(facts.get("place")))} if facts.get("place") else set()
+    """A source that reads several places names them as `topics`."""
+    places = facts.get("topics") or ([facts["place"]] if facts.get("place") else [])
+    return {(str(facts.get("kind")), str(place)) for place in places}
 
 
 def links(job: _Job, others: Sequence[_Job]) -> list[Link]:

@@ -12,7 +12,7 @@ from onceflow.errors import JobError, OnceflowError, SetupError
 from onceflow.jobs.stop_request import lock_of_waiting_run
 from onceflow.page.files import Changes, JsonFile, JsonLinesFile, Row, signature
 from onceflow.page.formatting import promise
-from onceflow.page.graph import kind_of, links, place_of
+from onceflow.page.graph import kind_of, links, place_of, written_to
 from onceflow.page.job_events import JobEvents, progress_of_queries
 from onceflow.page.query_cache import QueryCache
 from onceflow.page.rates import iso, rate, seconds_since, sparkline, timestamp
@@ -272,6 +272,7 @@ class JobCache:
                 "output": name,
                 "kind": kind_of(target),
                 "target": place_of(target),
+                "place": written_to(target),
                 "guarantee": target.get("guarantee"),
                 "rows_per_s": rate(query.published(name), now),
                 "rows": query.epochs[-1].outputs.get(name, 0) if query.last else 0,

@@ -81,6 +81,7 @@ class OutputFacts(TypedDict):
     output: str
     kind: str | None
     target: str | None
+    place: Annotated[str | None, Meta(description="as a source names it that reads it")]
     guarantee: str | None
     rows_per_s: float
     rows: Annotated[int, Meta(description="in the last epoch")]

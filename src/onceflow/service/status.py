@@ -56,11 +56,11 @@ def _query(query: Query) -> dict[str, Any]:
 
 
 def _commits(target: dict[str, Any]) -> dict[str, Any]:
-    """What an output keeps beside its rows: the commits and manifests of a folder."""
+    """What an output keeps beside its rows: commits and manifests, if it is a folder with them."""
     found: dict[str, Any] = {"kind": target.get("kind"), "path": target.get("path")}
-    if target.get("kind") in ("files", "log"):
-        commits = folder_size(Path(target["path"]) / "_commits")
-        manifests = folder_size(Path(target["path"]) / "_manifests")
+    folder = Path(str(found["path"]))
+    if found["path"] and (folder / "_commits").is_dir():
+        commits, manifests = folder_size(folder / "_commits"), folder_size(folder / "_manifests")
         found.update(
             commits=commits[0], manifests=manifests[0], ledger_bytes=commits[1] + manifests[1]
         )

@@ -17,8 +17,6 @@ from onceflow.protocol.lineage import Origin
 from onceflow.snapshots.cut import Cut
 from onceflow.snapshots.new_lineage import make_job, refuse_taken
 
-_SUFFIX = {"sqlite": ".db"}
-
 
 @dataclass(frozen=True)
 class Move:
@@ -94,7 +92,6 @@ class Fork:
     def _move(
         self, name: str, target: dict[str, Any], outputs: Path | None, named: Mapping[str, str]
     ) -> Move:
-        kind = target.get("kind", "")
         sink = open_target(target)
         sink.refuse_move()
         query, _, output = name.partition("/")
@@ -102,7 +99,7 @@ class Fork:
             to = named[name]
             to = str(Path(to).absolute()) if sink.place == "path" else to
         elif sink.place == "path" and outputs is not None:
-            to = str(outputs.absolute() / query / (output + _SUFFIX.get(kind, "")))
+            to = str(outputs.absolute() / query / (output + Path(target["path"]).suffix))
         else:
             hint = f"--output {name}=NAME, another {sink.place}"
             raise JobError(
