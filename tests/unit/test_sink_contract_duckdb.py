@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from importlib.metadata import entry_points
@@ -11,6 +12,8 @@ from typing import Any
 import duckdb
 from onceflow_duckdb import DuckDB
 
+from onceflow.harness.target_reader import read
+from onceflow.harness.targets import Published, Target, plain
 from onceflow.sinks import Sink, open_target
 from onceflow.testing import SinkContract
 
@@ -40,6 +43,20 @@ class TestDuckDB(SinkContract):
 
         sink._commit = failing
         yield
+
+    def test_verify_reads_the_rows_and_the_ledger_of_one_moment(self) -> None:
+        driver = self.driver(1)
+        settings = driver.sink.describe()
+        target = Target("query/output", "duckdb", settings["path"], settings=settings)
+        assert read(target, "job") == Published()
+        last = self.run(driver.open(), 0, 1)
+        found = read(target, "job")
+        assert (found.ledger, found.lineage) == (last.epoch, last.lineage)
+        assert found.names == tuple(self.rows(0)[0])
+        wanted = [tuple(map(plain, row.values())) for row in self.rows(0, 1)]
+        assert Counter(found.rows) == Counter(wanted)
+        assert found.has_epochs
+        assert found.epochs.count(1) == len(self.rows(1))
 
 
 class Refusing:

@@ -74,7 +74,9 @@ def test_the_page_names_the_seed_and_all_settings_of_the_suite() -> None:
 
 def test_the_page_names_every_ability() -> None:
     from onceflow import sinks
+    from onceflow.contract.abilities import ABILITIES
 
-    abilities = [name for name in sinks.__all__ if name.startswith("Can")]
+    abilities = {ability.__name__ for ability in ABILITIES}
+    assert {name for name in sinks.__all__ if name.startswith(("Can", "Has"))} == abilities
     for name in abilities:
         assert f"| `{name}` |" in PAGE.read_text()

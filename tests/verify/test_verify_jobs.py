@@ -22,7 +22,7 @@ from datetime import UTC, datetime, timedelta
 from pyspark.sql import functions as F
 
 from onceflow import Flow, job
-from onceflow.sinks import Files, Sqlite
+from onceflow.sinks import Files, Kafka, Sqlite
 from onceflow.sources import Log
 
 
@@ -63,7 +63,40 @@ def test_a_job_of_ones_own_against_its_undisturbed_run(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+FOREIGN = """
+from onceflow_duckdb import DuckDB
+
+from onceflow import Flow, job
+from onceflow.sources import Log
+
+
+def order(number, random):
+    return {"id": number, "cents": random.randrange(100)}
+
+
+@job("orders", every="0ms", workload=order)
+def orders(flow: Flow) -> None:
+    orders = flow.read("orders", Log("data/orders")).select("id", "cents")
+    flow.write("rows", orders, to=DuckDB("out/orders.duckdb", table="rows"))
+"""
+
+
+@pytest.mark.kill
+@pytest.mark.timeout(600)
+def test_a_job_with_a_sink_of_another_package(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(FOREIGN)
+    kinds = ("--fault", "raise-point", "--fault", "rollback")
+    code, verdict, events = verify("job.py", "--faults", "2", *kinds, cwd=tmp_path)
+    assert code == 0, events[-1]
+    assert verdict["struck"] == 2
+
+
 REFUSED = {
+    "a sink that verify cannot read": (
+        'Sqlite("out/sums.db", table="sums", key="word")',
+        'Kafka("sums", servers="127.0.0.1:1", key="word")',
+        "Kafka has no ability CanReadBack",
+    ),
     "no workload": ("workload=line", "workload=None", "names no workload"),
     "a place of its own": ('Log("data/lines")', 'Log("/nowhere/lines")', "a folder of its own"),
     "no log": (

@@ -6,6 +6,7 @@
     CanAdd          make rows visible without a ledger: the weaker guarantees
     CanRewind       take back the epochs that were published after a cut
     HasReaders      know which jobs have read rows that a rewind would take back
+    CanReadBack     give its rows to `onceflow verify`
     CanCleanUp      remove the leftovers of older drivers, and data that grows with every epoch
 
 Code checks for an ability, never for the class of a sink.
@@ -14,7 +15,7 @@ Code checks for an ability, never for the class of a sink.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,20 @@ class HasReaders(ABC):
         """
 
 
+class CanReadBack(ABC):
+    """A sink whose rows `onceflow verify` can compare with the expected result of a job."""
+
+    key: tuple[str, ...] = ()  # columns, if the target keeps one row of each of their values
+
+    @abstractmethod
+    def read_back(self) -> Iterable[Mapping[str, Any]]:
+        """The rows that any reader of the target sees now; none if there is no target yet.
+
+        They are read from the target itself: not from staged files, and not by what the ledger
+        says. A column `_epoch` has the epoch of each row, if the target keeps that. Never writes.
+        """
+
+
 class CanCleanUp(ABC):  # noqa: B024 - a sink may leave out each of these methods
     def shut_out(self, output: str) -> None:
         """End the transactions that older drivers of this output left open in the target.
@@ -153,7 +168,7 @@ _NO_CLEAN_UP = CanCleanUp()
 def refuse_unused_methods(sink: Sink) -> None:
     """Raise `JobError` if a sink defines a method of an ability that it does not inherit from:
     onceflow would never call it."""
-    for ability in _ABILITIES:
+    for ability in ABILITIES:
         named = [name for name in vars(ability) if not name.startswith("_")]
         unused = [name for name in named if callable(getattr(type(sink), name, None))]
         if unused and not isinstance(sink, ability):
@@ -164,7 +179,9 @@ def refuse_unused_methods(sink: Sink) -> None:
             )
 
 
-_ABILITIES = (CanStage, CanRefuseRows, CanPartition, CanAdd, CanRewind, HasReaders, CanCleanUp)
+ABILITIES: tuple[type, ...] = (
+    CanStage, CanRefuseRows, CanPartition, CanAdd, CanRewind, HasReaders, CanReadBack, CanCleanUp,
+)  # fmt: skip
 
 
 def can_rewind(sink: Sink) -> bool:

@@ -190,8 +190,8 @@ def torn(observer: Observer, ends: dict[str, Published]) -> Iterator[Violation]:
         if end.ledger != max(decided):
             message = f"the ledger is at epoch {end.ledger}, decided is {max(decided)}"
             yield Violation("torn", target.output, message)
-        if target.kind == "kafka" or (target.upserted and target.is_table):
-            continue  # a topic does not tell epochs, and upserted rows replace those of others
+        if not end.has_epochs or (target.upserted and target.is_table):
+            continue  # upserted rows replace those of other epochs
         have = Counter(end.epochs)
         wrong = {
             epoch: (have[epoch], decision.rows.get(output, 0))

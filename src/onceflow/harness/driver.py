@@ -111,7 +111,11 @@ def _declare(order: Order, spark: Any, tell: EventWriter) -> None:
 
 
 class _Declared(Flow):
-    """Collects the logs that a job reads, and creates those that do not exist."""
+    """Collects the logs that a job reads, and creates those that do not exist.
+
+    Only logs are read under `onceflow verify`, because it makes their rows itself and can write
+    nothing else.
+    """
 
     def __init__(self, spark: Any, schemas: dict[str, str]) -> None:
         super().__init__(spark)

@@ -130,7 +130,7 @@ class Reader:
             rows += [_parsed(place[0], value) for _, value in self.messages[place][len(rows) :]]
             found.names = found.names or tuple(rows[0] if rows else ())
             found.rows += [tuple(row.values()) for row in rows]
-        found.epochs = [None] * len(found.rows)
+        found.epochs, found.has_epochs = [None] * len(found.rows), False
         at = _position(self._records(target, f"{job}/{target.output}"))
         found.ledger, found.lineage = (at["epoch"], at["lineage"]) if at else (None, "")
         return found

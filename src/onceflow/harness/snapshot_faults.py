@@ -198,8 +198,8 @@ def _end_driver(runner: CaseRunner, fault: Fault, outcome: FaultOutcome) -> bool
 
 
 def _choice(runner: CaseRunner, fault: Fault, target: Target) -> str:
-    """rewind or skip: a topic takes nothing back, and random rows cannot be skipped."""
-    if target.kind == "kafka":
+    """rewind or skip: some targets take nothing back, and random rows cannot be skipped."""
+    if target.kind == "kafka" or not target.rewinds:
         return "skip"
     return fault.file if runner.case.repeats else "rewind"
 

@@ -14,7 +14,7 @@ import os
 import re
 import sqlite3
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 
 Row = tuple[Any, ...]
 
-_TAGS = ("_lineage", "_epoch")
+TAGS = ("_lineage", "_epoch")
 _EPOCH = re.compile(r"(?:^|-)(\d{10})-")
 _TRIES = 200
 
@@ -32,11 +32,13 @@ class Target:
     """Where an output of a job goes, and what its rows mean."""
 
     output: str  # query/output
-    kind: str  # files | sqlite | log | kafka | postgres
+    kind: str  # files | sqlite | log | kafka | postgres, or that of a sink of another package
     path: str = field(repr=False)  # or servers, or a connection string, which may hold a password
     table: str = ""  # or a topic, or schema.table
     key: tuple[str, ...] = ()
     mode: str = "append"
+    settings: Mapping[str, Any] | None = None  # of its sink, if the rows are read back by that
+    rewinds: bool = True  # can the sink take back rows?
 
     @property
     def upserted(self) -> bool:
@@ -50,7 +52,7 @@ class Target:
 
     @property
     def is_table(self) -> bool:
-        return self.kind in ("sqlite", "postgres")
+        return not self.is_folder and self.kind != "kafka"
 
     @property
     def is_server(self) -> bool:
@@ -59,12 +61,13 @@ class Target:
 
 @dataclass
 class Published:
-    """All committed rows, in the order of their commits. `epochs` has the epoch of each row, where
-    the target tells it; `ledger` and `lineage` are the last epoch in its ledger."""
+    """All committed rows, in the order of their commits. `epochs` has the epoch of each row, unless
+    `has_epochs` is false; `ledger` and `lineage` are the last epoch in its ledger."""
 
     names: tuple[str, ...] = ()
     rows: list[Row] = field(default_factory=list)
     epochs: list[int | None] = field(default_factory=list)
+    has_epochs: bool = True
     ledger: int | None = None
     lineage: str = ""
     files: tuple[str, ...] = ()
@@ -187,10 +190,10 @@ def _read_file(root: Path, file: dict[str, Any]) -> tuple[tuple[str, ...], list[
     if len(listed) != file["rows"]:
         raise Corrupt(f"{path} has {len(listed)} rows, its commit says {file['rows']}")
     names = tuple(listed[0]) if listed else ()
-    return names, [tuple(_plain(value) for value in row.values()) for row in listed]
+    return names, [tuple(plain(value) for value in row.values()) for row in listed]
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A value that can be counted: nested values become text."""
     return repr(value) if isinstance(value, dict | list) else value
 
@@ -221,7 +224,7 @@ def read_table(target: Target, job: str) -> Published:
 def fill(found: Published, cursor: Any) -> None:
     """The rows of a query, without the columns for lineage and epoch."""
     names = [column[0] for column in cursor.description]
-    kept = [i for i, name in enumerate(names) if name not in _TAGS]
+    kept = [i for i, name in enumerate(names) if name not in TAGS]
     epoch = names.index("_epoch") if "_epoch" in names else None
     found.names = tuple(names[i] for i in kept)
     for row in cursor:

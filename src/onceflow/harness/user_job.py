@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onceflow.contract.abilities import CanReadBack, can_rewind
+from onceflow.contract.registry import open_target
 from onceflow.errors import JobError, SetupError
 from onceflow.harness.builtin_catalog import Expected
 from onceflow.harness.case_runner import Case, CaseRunner
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 _SIZE = 20  # rows of a commit
 _SAMPLE = 200  # rows from which the columns are inferred
-_READABLE = ("files", "sqlite", "log")
+_OURS = ("files", "sqlite", "log")  # they are read without their sinks
 _DECLARED_WITHIN = 120.0  # seconds
 
 
@@ -173,21 +175,32 @@ def _log_of(name: str, source: dict[str, str], folder: Path) -> str:
 
 def _target(said: dict[str, Any], folder: Path) -> Target:
     target, output = said["target"], f"{said['query']}/{said['output']}"
-    if target.get("kind") not in _READABLE:
+    sink = open_target(target)
+    theirs = target["kind"] not in _OURS
+    if theirs and not isinstance(sink, CanReadBack):
         raise JobError(
-            f"output {output} goes to {said['sink']}, which cannot be read back here",
-            hint=f"verify can read {', '.join(_READABLE)}",
+            f"output {output} goes to {said['sink']}, which verify cannot read: "
+            f"{type(sink).__name__} has no ability CanReadBack",
+            hint=f"verify reads {', '.join(_OURS)}, and sinks that inherit from CanReadBack "
+            "(onceflow.sinks)",
+        )
+    if sink.place != "path":
+        raise JobError(
+            f"output {output} goes to {said['sink']}, which has no path, and verify runs the job "
+            "in a folder of its own",
+            hint='verify a job whose sinks write to a path, which a sink says by place = "path"',
         )
     _inside(target["path"], folder, f"output {output} writes to")
-    key = tuple(target.get("key") or ())
+    key = tuple(sink.key if isinstance(sink, CanReadBack) else target.get("key") or ())
     if said["mode"] == "update" and not key:
         raise JobError(
             f"output {output} has versions of rows without a key: they cannot be compared",
             hint=f"name it: {said['sink'].partition('(')[0]}(…, key=…)",
         )
     return Target(
-        output, target["kind"], target["path"], target.get("table", ""), key, said["mode"]
-    )
+        output, target["kind"], target["path"], target.get("table", ""), key, said["mode"],
+        settings=target if theirs else None, rewinds=can_rewind(sink),
+    )  # fmt: skip
 
 
 def _inside(path: str, folder: Path, what: str) -> str:

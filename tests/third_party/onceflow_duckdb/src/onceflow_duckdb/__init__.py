@@ -21,10 +21,20 @@ from onceflow.errors import (
     TargetBehind,
     TargetForeign,
 )
-from onceflow.sinks import CanRewind, Ledger, Outcome, Position, Publication, Sink, Verdict, judge
+from onceflow.sinks import (
+    CanReadBack,
+    CanRewind,
+    Ledger,
+    Outcome,
+    Position,
+    Publication,
+    Sink,
+    Verdict,
+    judge,
+)
 
 
-class DuckDB(Sink, CanRewind):
+class DuckDB(Sink, CanRewind, CanReadBack):
     """Every row of a decided epoch is in the table exactly once; readers see whole epochs only.
 
     Each row has its `_lineage` and `_epoch`, so that epochs can be taken back. One process at a
@@ -89,6 +99,16 @@ class DuckDB(Sink, CanRewind):
                 said = self._said(db, output)
             if said["columns"]:
                 refuse_difference(str(self), said["columns"], columns(schema))
+
+    def read_back(self) -> list[dict[str, Any]]:
+        if not os.path.exists(self.path):
+            return []
+        with self._transaction() as db:
+            if not _has(db, self.table):
+                return []
+            db.execute("SET TimeZone = 'UTC'")
+            rows: list[dict[str, Any]] = db.sql(f"FROM {self.table}").to_arrow_table().to_pylist()
+            return rows
 
     def refuse_rewind(self, output: str, cut: Position) -> None:
         with self._transaction() as db:
