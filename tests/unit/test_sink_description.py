@@ -97,7 +97,7 @@ def test_a_sink_is_moved_with_all_its_settings(tmp_path: Path) -> None:
 
 def test_a_secret_is_not_written_down(tmp_path: Path) -> None:
     assert Table(tmp_path, password="env:SECRET").describe()["password"] == "env:SECRET"
-    with pytest.raises(JobError, match="argument password would be written down") as refused:
+    with pytest.raises(JobError, match="would store argument password") as refused:
         Table(tmp_path, password="open-sesame").describe()
     assert 'password="env:NAME"' in refused.value.hint
     assert "open-sesame" not in str(refused.value)
