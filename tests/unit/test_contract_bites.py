@@ -159,6 +159,7 @@ FAULTS: dict[type[Sink], set[str]] = {
     wrong.AddsInUpdateMode: {"test_update_mode_keeps_the_last_row_of_each_key", LATER, NULL},
     wrong.AddsInCompleteMode: {"test_complete_mode_replaces_all_rows", NO_ROWS},
     wrong.ThrowsOldRowsAway: {"test_keeping_house_changes_neither_rows_nor_ledger", NOT_SWEPT},
+    wrong.ReadsBackTheLastEpoch: {"test_what_the_sink_reads_back_is_what_readers_see"},
     wrong.KeepsTheDecision: {"test_a_rewind_takes_back_what_came_after_the_cut"},
     wrong.LeavesLaterLineages: {
         "test_a_rewind_also_takes_back_the_lineages_that_came_after_the_cut",

@@ -21,6 +21,7 @@ from onceflow.contract.staged_files import describe
 from onceflow.errors import Fenced, PublishFailed, PublishUnknown, TargetForeign
 from onceflow.sinks import (
     CanCleanUp,
+    CanReadBack,
     CanStage,
     Committable,
     Ledger,
@@ -41,7 +42,7 @@ class Plain(JsonFile):
     no_rewind = "it is not tested"
 
 
-class Owned(Plain):
+class Owned(Plain, CanReadBack):
     """One output has the file to itself."""
 
     shared = False
@@ -50,6 +51,9 @@ class Owned(Plain):
         if {*self.store.load()["ledgers"]} - {output}:
             raise TargetForeign(f"{self} belongs to another output")
         return super().fence(output, term=term, token=token)
+
+    def read_back(self) -> list[dict[str, Any]]:
+        return [{**entry[3], "_epoch": entry[2]} for entry in self.store.load()["rows"]]
 
 
 class Keyed(JsonFile):
@@ -536,6 +540,12 @@ class ThrowsOldRowsAway(Plain, CanCleanUp):
         with self.store.change() as content:
             newest = sorted({entry[2] for entry in content["rows"]})[-15:]
             content["rows"] = [entry for entry in content["rows"] if entry[2] in newest]
+
+
+class ReadsBackTheLastEpoch(Owned):
+    def read_back(self) -> list[dict[str, Any]]:
+        rows = super().read_back()
+        return [row for row in rows if row["_epoch"] == rows[-1]["_epoch"]]
 
 
 # ---------------------------------------------------------------- rewind

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from onceflow.contract.abilities import CanReadBack
 from onceflow.contract.ledger import Outcome
 from onceflow.errors import BadRows
 from onceflow.testing.rows import awkward_rows
@@ -103,6 +104,16 @@ class Rows(SinkUnderTest):
         self.check(last, *range(20))
         self.driver(2).open()
         self.check(last, *range(20), term=2)
+
+    def test_what_the_sink_reads_back_is_what_readers_see(self) -> None:
+        driver = self.driver(1)
+        if not isinstance(driver.sink, CanReadBack):
+            pytest.skip("the sink does not read its rows back")
+        assert list(driver.sink.read_back()) == []
+        self.run(driver.open(), 0, 1)
+        found = [dict(row) for row in driver.sink.read_back()]
+        same(found, self.rows(0, 1), "read_back")
+        assert all(row["id"] // 10_000 == row.get("_epoch", row["id"] // 10_000) for row in found)
 
     def _in_mode(self, mode: str) -> StandIn:
         driver = self.driver(1, mode=mode)
