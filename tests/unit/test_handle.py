@@ -73,3 +73,16 @@ def test_a_sink_that_cannot_be_closed_is_named_as_what_it_is(tmp_path: Path) -> 
     with pytest.raises(ConnectionError, match="the connection is gone") as caught:
         ended(tmp_path, Epochs(None)).wait(10)
     assert not isinstance(caught.value, OnceflowError)
+
+
+def test_an_epoch_that_fails_while_spark_is_asked_for_its_error_is_what_the_job_ends_with() -> None:
+    """Spark's error only wraps that of the epoch, and says nothing of what fixes it."""
+    epochs = Epochs(None)
+
+    class Failing(Query):
+        def exception(self) -> Any:
+            epochs.failure = Fenced("term 2 leads")
+            return RuntimeError("an exception was raised by the Python Proxy")
+
+    started = StartedQuery(epochs, Failing())  # type: ignore[arg-type]
+    assert isinstance(started.failure(), Fenced)

@@ -36,10 +36,10 @@ class StartedQuery:
 
     def failure(self) -> BaseException | None:
         """Why it ended. None if it runs, or was asked to stop."""
-        if self.epochs.failure is not None:
+        error = self.query.exception() if self.epochs.failure is None else None
+        if self.epochs.failure is not None:  # perhaps while Spark was asked for its own error
             stopped = isinstance(self.epochs.failure, Stopping)
             return None if stopped else self.epochs.failure
-        error = self.query.exception()
         return None if error is None else self.epochs.reason(error)
 
 
